@@ -1,0 +1,138 @@
+"""The native core, as Python sees it. Every call that may block releases the GIL.
+
+Arrays are C-contiguous numpy arrays of the dtype named here; anything else is a TypeError. Keys are raw bytes:
+`n` keys are one bytes object of `n * KEY_BYTES`. Addresses are those of memory that the caller keeps alive and
+unmoved until the ticket is done. Codes of base/error.h arrive as the exceptions of `sglang_tpusync.errors`.
+"""
+
+from collections.abc import Mapping
+from typing import Literal, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+KEY_BYTES: int  # 32, a SHA-256
+
+# Outcome of one page of a batch: 0 ok, else a code of base/error.h. OUTCOME_NAMES[code] is its name.
+OUTCOME_NAMES: tuple[str, ...]
+
+@final
+class Ticket:
+    """The receipt for work that runs elsewhere. Thread-safe."""
+
+    @property
+    def done(self) -> bool: ...
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Blocks until done or until the time is over; answers whether it is done. Never raises for the work."""
+    def cancel(self) -> None: ...
+    def error(self) -> str | None:
+        """What went wrong with the work as a whole, None if nothing did. For a batch see `outcomes`."""
+    def outcomes(self) -> NDArray[np.uint8]:
+        """One code per page of a batch, only once done; empty for work that is no batch."""
+
+@final
+class FlashStore:
+    """One namespace of a store directory, opened for writing by this process (one region), see docs/formats/.
+
+    Thread-safe. Raises ConfigError (a value out of its range, a path that may not be used) or StorageError
+    (the system refused, a newer format version) from the constructor, nothing from the data calls.
+    """
+
+    def __init__(
+        self,
+        *,
+        path: str,
+        namespace: bytes,  # 32 bytes, the digest of the identity
+        namespace_json: str,  # the readable fields of the identity, kept beside the region
+        page_bytes: int,  # payload of one page, 1 to 2**32 - 1
+        capacity_bytes: int | None = None,  # of the whole directory; None: min(20 % of what is free, 200 GB)
+        floor_bytes: int | None = None,  # free space left to others; None: 20 % of the file system
+        write_budget_bytes_per_day: int | None = None,  # of the whole directory; None: one capacity
+        fsync: Literal["none", "interval", "always"] = "none",
+        io: Literal["auto", "uring", "threads", "buffered"] = "auto",
+        num_threads: int = 4,
+        allow_tmpfs: bool = False,
+    ) -> None: ...
+    def submit_put(
+        self,
+        keys: bytes,  # n keys in prefix order: page i+1 continues page i
+        prefix: bytes,  # the keys of all earlier pages of the prefix, head first; may be empty
+        addresses: NDArray[np.uint64],  # [n, num_segments] of the pieces that make up a page
+        lengths: NDArray[np.uint64],  # [num_segments] bytes; they sum up to page_bytes
+        timeout_s: float | None = None,
+    ) -> Ticket:
+        """Stores pages. Outcome 0: the page is stored or was there already and survives a SIGKILL from now on."""
+    def submit_get(
+        self,
+        keys: bytes,
+        prefix: bytes,
+        addresses: NDArray[np.uint64],  # [n, num_segments]; bytes of a page whose outcome is not 0 are undefined
+        lengths: NDArray[np.uint64],
+        timeout_s: float | None = None,
+    ) -> Ticket:
+        """Reads pages into caller memory and verifies them. Outcome 0: the bytes are those that were put."""
+    def match(self, keys: bytes, prefix: bytes) -> int:
+        """Number of leading keys that are stored; touches them and their ancestors. Microseconds, no IO."""
+    def contains(self, keys: bytes) -> NDArray[np.bool_]: ...
+    def remove(self, keys: bytes) -> int:
+        """Drops entries; answers how many there were."""
+    def clear(self) -> int: ...
+    def keys(self) -> bytes:
+        """Every key stored in this namespace, most recently used first."""
+    def stats(self) -> Mapping[str, int | float | str]:
+        """Counters and gauges by name; the names end in their unit (docs/architecture.md, metrics)."""
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Waits until all that was submitted is done and, unless fsync is 'none', on the medium."""
+    def close(self) -> None: ...
+
+@final
+class CopyStream:
+    """An in-order queue of copies, executed by the threads of a HostDevice."""
+
+    def submit_copy(
+        self,
+        # Both sides as [num_buffers] base addresses; buffer i of one side is copied with buffer i of the other.
+        dst_bases: NDArray[np.uint64],
+        dst_sizes: NDArray[np.uint64],  # bytes of each buffer: every run is checked against them
+        src_bases: NDArray[np.uint64],
+        src_sizes: NDArray[np.uint64],
+        dst: PageGeometry,
+        src: PageGeometry,
+        dst_slots: NDArray[np.int64],  # token slots, [num_tokens]; num_tokens is a multiple of the page size
+        src_slots: NDArray[np.int64],
+        layers: tuple[int, int],  # half-open range of layers of the geometries to copy
+    ) -> Ticket: ...
+    def submit_marker(self) -> Ticket:
+        """A ticket that is done when all that was submitted before is done: an event of the stream."""
+    def pause(self, timeout_s: float) -> None:
+        """For tests: the stream starts nothing for this long."""
+
+@final
+class HostDevice:
+    """A device whose HBM is ordinary memory (SGLang's --device cpu)."""
+
+    def __init__(self, *, num_threads: int) -> None: ...
+    def open_stream(self, name: str) -> CopyStream: ...
+
+@final
+class PageGeometry:
+    """Where the KV of a token of a layer lies in a pool: layout/page_geometry.h. Immutable."""
+
+    @staticmethod
+    def device(*, num_layers: int, num_slots: int, row_bytes: int, row_stride_bytes: int, page_size: int) -> PageGeometry:
+        """SGLang's device pool: one buffer per layer of (num_slots, row)."""
+    @staticmethod
+    def host(
+        *,
+        layout: Literal["layer_first", "page_first", "page_first_direct", "page_head"],
+        num_layers: int,
+        num_slots: int,
+        num_heads: int,
+        head_bytes: int,  # row_bytes = num_heads * head_bytes
+        page_size: int,
+    ) -> PageGeometry:
+        """SGLang's host pool of one part (K, V or MLA's latent): one buffer for all layers."""
+    @property
+    def row_bytes(self) -> int: ...
+    @property
+    def page_bytes(self) -> int: ...
