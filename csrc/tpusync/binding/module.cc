@@ -1,0 +1,8 @@
+#include "tpusync/binding/bind.h"
+
+PYBIND11_MODULE(_core, module) {
+  module.doc() = "The native core of sglang_tpusync; see _core.pyi.";
+  tpusync::binding::bind_ticket(module);
+  tpusync::binding::bind_device(module);
+  tpusync::binding::bind_flash(module);
+}
