@@ -91,7 +91,8 @@ class CopyStream:
 
     def submit_copy(
         self,
-        # Both sides as [num_buffers] base addresses; buffer i of one side is copied with buffer i of the other.
+        # Base addresses, parts in the same order on both sides (K then V; MLA has one part). A part of a device
+        # geometry has num_layers buffers, a part of a host geometry has one: MHA is [2 * num_layers] against [2].
         dst_bases: NDArray[np.uint64],
         dst_sizes: NDArray[np.uint64],  # bytes of each buffer: every run is checked against them
         src_bases: NDArray[np.uint64],
@@ -101,7 +102,12 @@ class CopyStream:
         dst_slots: NDArray[np.int64],  # token slots, [num_tokens]; num_tokens is a multiple of the page size
         src_slots: NDArray[np.int64],
         layers: tuple[int, int],  # half-open range of layers of the geometries to copy
-    ) -> Ticket: ...
+    ) -> Ticket:
+        """Queues a copy. Never blocks on it, never raises for values: what is wrong with them fails the ticket.
+
+        Refused before a byte moves: a slot out of range, a destination slot given twice, a page that a paged
+        host layout (page_first_direct, page_head) cannot hold as one, a run beyond a buffer, overlapping buffers.
+        """
     def submit_marker(self) -> Ticket:
         """A ticket that is done when all that was submitted before is done: an event of the stream."""
     def pause(self, timeout_s: float) -> None:
