@@ -81,7 +81,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     bench: str
     host: dict[str, object]
-    rows: list[Row | ServingRow]
+    rows: list[Row]
 
 
 def spread_of(values: Sequence[float]) -> float:
@@ -154,7 +154,7 @@ def read_report(path: Path) -> Report:
     kinds = [ServingRow if isinstance(row, dict) and "source" in row else Row for row in rows]
     parsed = [msgspec.convert(row, kind) for row, kind in zip(rows, kinds, strict=True)]
     envelope = msgspec.convert({**document, "rows": []}, Report)
-    return Report(bench=envelope.bench, host=envelope.host, rows=list(parsed))
+    return Report(bench=envelope.bench, host=envelope.host, rows=[*parsed])
 
 
 def _same(left: float | None, right: float | None) -> bool:
