@@ -1,0 +1,5 @@
+"""What `tpusync doctor` checks, one module per subject; each check answers results and never raises."""
+
+from __future__ import annotations
+
+__all__: list[str] = []
