@@ -20,6 +20,7 @@ from sglang_tpusync.testing import attention
 
 VARIABLE = "TPUSYNC_CPU_ENGINE"
 
+_RESERVE = "HICACHE_HOST_MEMORY_RESERVE_BYTES"
 _SHIMS = Path(__file__).with_name("shims")
 
 # What a server needs on a host without an accelerator, and no network.
@@ -87,6 +88,6 @@ def activate() -> None:
 
 
 def _keep_no_reserve(module: ModuleType) -> None:
-    if not hasattr(module, "HICACHE_HOST_MEMORY_RESERVE_BYTES"):
-        raise ImportError("sglang.srt.mem_cache.pool_host.base has no HICACHE_HOST_MEMORY_RESERVE_BYTES")
-    module.HICACHE_HOST_MEMORY_RESERVE_BYTES = 0
+    if not hasattr(module, _RESERVE):
+        raise ImportError(f"{module.__name__} has no {_RESERVE}: this SGLang is not supported")
+    setattr(module, _RESERVE, 0)

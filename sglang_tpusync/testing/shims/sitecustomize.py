@@ -11,27 +11,32 @@ Acts in a process that has this directory on its PYTHONPATH and TPUSYNC_CPU_ENGI
 Then it runs the sitecustomize that it hides, if there is one.
 """
 
+import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
 import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_kept_alive = []
+_kept_alive: list[Any] = []
 
 
-def _run_hidden_sitecustomize():
+def _run_hidden_sitecustomize() -> None:
     elsewhere = [p for p in sys.path if os.path.abspath(p or os.curdir) != _HERE]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", elsewhere)
     if spec is not None and spec.loader is not None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-def _refusing_getattr(name):
+def _refusing_getattr(name: str) -> Callable[..., None]:
     if not name.endswith("_cpu"):
         raise AttributeError(f"the stub of sgl_kernel has no {name!r}")
 
-    def refuse(*args, **kwargs):
+    def refuse(*args: object, **kwargs: object) -> None:
         raise NotImplementedError(
             f"sgl_kernel.{name} needs a real sgl-kernel; this is the stub of sglang_tpusync.testing"
         )
@@ -40,25 +45,25 @@ def _refusing_getattr(name):
     return refuse
 
 
-def _become_stub(module):
+def _become_stub(module: ModuleType) -> None:
     module.__doc__ = "Stands in for sgl-kernel, refuses to be used (sglang_tpusync.testing)."
-    module.__getattr__ = _refusing_getattr
+    module.__getattr__ = _refusing_getattr  # type: ignore[method-assign]
 
 
-class _StubLoader:
-    def create_module(self, spec):
+class _StubLoader(importlib.abc.Loader):
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return None
 
-    def exec_module(self, module):
+    def exec_module(self, module: ModuleType) -> None:
         _become_stub(module)
 
 
-def _sgl_kernel_spec(spec):
-    if spec is None:
-        return importlib.machinery.ModuleSpec("sgl_kernel", _StubLoader(), is_package=True)
+def _sgl_kernel_spec(spec: ModuleSpec | None) -> ModuleSpec | None:
+    if spec is None or spec.loader is None:
+        return ModuleSpec("sgl_kernel", _StubLoader(), is_package=True)
     run = spec.loader.exec_module
 
-    def run_or_become_stub(module):
+    def run_or_become_stub(module: ModuleType) -> None:
         try:
             run(module)
         except (ImportError, OSError):
@@ -68,11 +73,11 @@ def _sgl_kernel_spec(spec):
                 delattr(module, name)
             _become_stub(module)
 
-    spec.loader.exec_module = run_or_become_stub
+    spec.loader.exec_module = run_or_become_stub  # type: ignore[method-assign]
     return spec
 
 
-def _declare_torchvision_operators(folder):
+def _declare_torchvision_operators(folder: str) -> None:
     import torch
 
     for name in sorted(os.listdir(folder)):
@@ -92,26 +97,30 @@ def _declare_torchvision_operators(folder):
     _kept_alive.append(library)
 
 
-def _torchvision_spec(spec):
-    if spec is None or not spec.submodule_search_locations:
+def _torchvision_spec(spec: ModuleSpec | None) -> ModuleSpec | None:
+    if spec is None or spec.loader is None or not spec.submodule_search_locations:
         return spec
     run = spec.loader.exec_module
+    folder = spec.submodule_search_locations[0]
 
-    def declare_and_run(module):
-        _declare_torchvision_operators(spec.submodule_search_locations[0])
+    def declare_and_run(module: ModuleType) -> None:
+        _declare_torchvision_operators(folder)
         run(module)
 
-    spec.loader.exec_module = declare_and_run
+    spec.loader.exec_module = declare_and_run  # type: ignore[method-assign]
     return spec
 
 
-class _Finder:
+_ADAPTERS = {"sgl_kernel": _sgl_kernel_spec, "torchvision": _torchvision_spec}
+
+
+class _Finder(importlib.abc.MetaPathFinder):
     """Asks every other finder and adapts the answer for the two names above."""
 
-    adapters = {"sgl_kernel": _sgl_kernel_spec, "torchvision": _torchvision_spec}
-
-    def find_spec(self, name, path=None, target=None):
-        adapt = self.adapters.get(name)
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        adapt = _ADAPTERS.get(name)
         if adapt is None:
             return None
         others = (f for f in list(sys.meta_path) if f is not self and hasattr(f, "find_spec"))
