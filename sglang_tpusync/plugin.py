@@ -64,7 +64,7 @@ def warn_if_untested() -> None:
     version = sglang_version()
     if version not in VERSIONS_TESTED:
         logger.warning(
-            "SGLang %s is none of the versions that sglang-tpusync was tested with (%s); each hook is checked as it applies",
+            "SGLang %s is no version that sglang-tpusync was tested with (%s); each hook is checked as it applies",
             version,
             ", ".join(VERSIONS_TESTED),
         )

@@ -77,7 +77,7 @@ class PageAddresses:
         expected_bytes = int(pool.get_size_per_token()) * self.page_size
         if self.page_bytes != expected_bytes:
             raise UnsupportedError(
-                f"a page of {type(pool).__name__}: {self.page_bytes} bytes by its addresses, {expected_bytes} by its size"
+                f"a page of {type(pool).__name__}: {self.page_bytes} bytes by address, {expected_bytes} by size"
             )
         last = self.num_pages - 1
         for page in sorted({last, last // 2, last // 3, min(2, last)}):
