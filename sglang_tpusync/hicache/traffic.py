@@ -93,10 +93,10 @@ class Traffic:
 
     def log_summary(self, store: Mapping[str, int | float | str], when: str) -> None:
         c = self.counters()
-        used = store.get("used_bytes", 0)
+        used = store.get("bytes_on_disk", 0)
         logger.info(
             "store of KV pages %s: queried %d, hit %d, read %d pages (%.3f GB), stored %d (%.3f GB), "
-            "refused %d, missed %d, faults %d, used %.3f GB",
+            "refused %d, missed %d, faults %d, on disk %.3f GB",
             when,
             c["pages_queried"],
             c["pages_hit"],

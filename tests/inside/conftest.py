@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import importlib.util
+import sys
+from types import ModuleType
 
 import pytest
 
@@ -12,7 +14,16 @@ from sglang_tpusync.hooks import hooks
 hooks.arm()  # before any module of SGLang is loaded, as the plugin does
 
 
+def refuse(*args: object, **kwargs: object) -> None:
+    raise NotImplementedError("the package `datasets` is not installed")
+
+
+if importlib.util.find_spec("datasets") is None:  # SGLang's test kits import it and never call it here
+    stub = ModuleType("datasets")
+    stub.load_dataset = refuse  # type: ignore[attr-defined]
+    sys.modules["datasets"] = stub
+
+
 @pytest.fixture(autouse=True)
-def unchanged_weights(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def unchanged_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "weights", runtime.Weights())
-    yield
