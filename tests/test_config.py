@@ -77,7 +77,11 @@ def test_a_wrong_key_or_value_is_named(source: Any, expected: list[str]) -> None
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
-    for name, text, expected in [("a.ini", "", ".toml or .json"), ("a.toml", "= 1", "is not TOML"), ("a.json", "x", "JSON")]:
+    for name, text, expected in [
+        ("a.ini", "", ".toml or .json"),
+        ("a.toml", "= 1", "is not TOML"),
+        ("a.json", "x", "JSON"),
+    ]:
         (tmp_path / name).write_text(text)
         with pytest.raises(ConfigError, match=expected):
             read_options(f"@{tmp_path / name}", NONE)
@@ -104,7 +108,9 @@ def test_the_default_path_is_under_the_cache_directory_of_the_user() -> None:
     assert store_path(Options(path="/data"), NONE) == Path("/data")
 
 
-def test_the_default_path_is_never_under_the_temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_path_is_never_under_the_temporary_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     with pytest.raises(ConfigError, match="option 'path' is needed"):
         store_path(Options(), {"XDG_CACHE_HOME": str(tmp_path / "cache")})

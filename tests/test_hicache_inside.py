@@ -19,6 +19,16 @@ ROOT = INSIDE.parent.parent
 def test_inside_sglang() -> None:
     environment = cpu_engine.environment(omp_threads=1)
     environment["PYTHONPATH"] += f":{ROOT}"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default", str(INSIDE)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        "filterwarnings=default",
+        str(INSIDE),
+    ]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=880)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -37,7 +37,10 @@ class Tree(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
         options = {"path": str(path), "fingerprint": "a model", "capacity": "200MB", "floor": 0, **extra}
         if backend == "dynamic":
             options.update(
-                backend_name="tpusync", module_path="sglang_tpusync.hicache", class_name="TpuSyncStorage", interface_v1=1
+                backend_name="tpusync",
+                module_path="sglang_tpusync.hicache",
+                class_name="TpuSyncStorage",
+                interface_v1=1,
             )
         parallel = get_parallel().override(tp_rank=0, tp_size=1, pp_rank=0, pp_size=1)
         parallel.__enter__()
