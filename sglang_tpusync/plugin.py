@@ -18,7 +18,7 @@ from sglang_tpusync.config import BACKEND_NAME, read_environment, read_options, 
 from sglang_tpusync.errors import HookError
 from sglang_tpusync.hooks import VERSIONS_TESTED, hooks, sglang_version
 
-__all__ = ["activate", "check_use"]
+__all__ = ["activate", "check_use", "named_on", "warn_if_untested"]
 
 logger = logging.getLogger("sglang_tpusync")
 

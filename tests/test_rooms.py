@@ -176,8 +176,8 @@ def _height(package: str) -> int:
     return PYTHON_ORDER.index(package) if package in PYTHON_ORDER else len(PYTHON_ORDER)
 
 
-def test_every_module_exports_what_it_defines() -> None:
-    """`__all__` is exact: each public class and function, and nothing that is not there. (ruff keeps it sorted.)"""
+def test_every_module_has_what_it_exports() -> None:
+    """Ruff keeps `__all__` sorted, and mypy does not look whether its names exist."""
     found = []
     for file in sorted(PACKAGE.rglob("*.py")):
         tree = ast.parse(file.read_text())
@@ -187,9 +187,6 @@ def test_every_module_exports_what_it_defines() -> None:
         defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
         present = defined | {name for name, _ in _assigned(tree)} | _imported(tree) | {"TpuSyncStorage"}
         found += [f"{file.name}: {name} is exported and not there" for name in set(exported) - present]
-        found += [
-            f"{file.name}: {name} is not exported" for name in defined - set(exported) if not name.startswith("_")
-        ]
     assert not found, "\n".join(sorted(found))
 
 

@@ -21,7 +21,7 @@ import msgspec
 
 from sglang_tpusync.errors import HookError
 
-__all__ = ["Around", "Hook", "Hooks", "Need", "around", "instead", "registers"]
+__all__ = ["Around", "Hook", "Hooks", "Need", "around", "instead", "registers", "sglang_version"]
 
 logger = logging.getLogger("sglang_tpusync")
 

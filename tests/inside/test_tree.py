@@ -147,7 +147,7 @@ def test_a_prefix_survives_the_tree(trees: Any, tmp_path: Path, backend: str) ->
 
 
 def test_the_scheduler_ticks_while_a_copy_is_late(trees: Any, tmp_path: Path) -> None:
-    """A backup that lasts: other prefixes are inserted and matched meanwhile, and its pages reach the store afterwards."""
+    """A backup that lasts: other prefixes come and go meanwhile, and its pages reach the store afterwards."""
     tree = trees()
     tree.open(tmp_path / "store")
     engine = tree.controller.l2_transfer_engine
