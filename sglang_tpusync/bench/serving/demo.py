@@ -21,7 +21,7 @@ _CHART_TITLE = "Time to the first token, by where the KV cache comes from (4-lay
 
 
 def run_demo(*, out: Path, rounds: int) -> int:
-    """Writes report.json, report.md and ttft.png into `out`, prints tables and verdict. Answers 0 for PASS, 1 for FAIL."""
+    """Writes report.json, report.md and ttft.png into `out`, prints tables and a verdict. Answers 0: PASS, 1: FAIL."""
     plan = msgspec.structs.replace(_LONG, num_rounds=rounds).validate()
     long = measure(plan)
     print_progress("a conversation with SmolLM2")
@@ -50,8 +50,8 @@ def _markdown(
 
 Random-weight Llama with 4 layers and a 64K context on a CPU; medians of {plan.num_rounds} interleaved rounds, with new
 prompts in every round. *of cold*: relative to the prefill of the same prompts. *GB/s*: bytes of KV over the whole time
-to the first token. *same*: greedy token ids and their log probabilities equal those of a server without any cache. In the
-control two pages of a stored prefix were swapped: there, *same* must be NO.
+to the first token. *same*: greedy token ids and their log probabilities equal those of a server without any cache. In
+the control two pages of a stored prefix were swapped: there, *same* must be NO.
 
 ![time to the first token](ttft.png)
 
