@@ -63,7 +63,7 @@ def run_command(
         control=control,
         restart_goal=_RESTART_GOAL.get(model) if tp == 1 else None,
     ).validate()
-    outcome = measure(plan, keep=keep)
+    outcome = measure(plan, url=url, keep=keep)
     _show(plan, outcome)
     if json_file is not None:
         from sglang_tpusync.bench.report import write_report
@@ -76,19 +76,21 @@ def run_command(
     return 1 if outcome.reasons else 0
 
 
-def measure(plan: Plan, *, keep: Path | None = None, say: Callable[[str], None] = print_progress) -> Outcome:
-    """The whole run, on servers that are started and stopped here."""
+def measure(
+    plan: Plan, *, url: str | None = None, keep: Path | None = None, say: Callable[[str], None] = print_progress
+) -> Outcome:
+    """The whole run, on servers that are started and stopped here, or the reduced one on the server at `url`."""
     from sglang_tpusync.bench.host import describe_host
     from sglang_tpusync.bench.serving.rows import differences, make_rows, verdict
-    from sglang_tpusync.bench.serving.run import kv_bytes_per_token, run_on_servers
+    from sglang_tpusync.bench.serving.run import kv_bytes_per_token, run_on_servers, run_on_url
 
     with tempfile.TemporaryDirectory(prefix="tpusync-bench-", dir=scratch_parent()) as scratch:
         directory = keep if keep is not None else Path(scratch)
         directory.mkdir(parents=True, exist_ok=True)
-        samples = run_on_servers(plan, directory, say)
+        samples = run_on_url(plan, url) if url is not None else run_on_servers(plan, directory, say)
         settings = {name: value for name, value in msgspec.to_builtins(plan).items() if name != "model"}
         host = describe_host(directory, model=Path(plan.model).name, **settings)
-    rows = make_rows(plan, samples, kv_bytes_per_token(plan.model))
+    rows = make_rows(plan, samples, 0 if url is not None else kv_bytes_per_token(plan.model))
     return Outcome(host=host, rows=rows, reasons=verdict(plan, rows, differences(plan, samples)))
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from sglang_tpusync.bench.serving.plan import Plan
 from sglang_tpusync.bench.serving.servers import ServerEngine, model_directory
 from sglang_tpusync.bench.serving.session import Sample, Session, control_prompt
+from sglang_tpusync.bench.serving.url import UrlEngine
 
-__all__ = ["kv_bytes_per_token", "run_on_servers", "started"]
+__all__ = ["kv_bytes_per_token", "run_on_servers", "run_on_url", "started"]
 
 
 def run_on_servers(plan: Plan, directory: Path, say: Callable[[str], None]) -> list[Sample]:
@@ -40,6 +41,13 @@ def run_on_servers(plan: Plan, directory: Path, say: Callable[[str], None]) -> l
         if plan.control and ours is not None:
             session.run_control(ours)
         return session.samples
+
+
+def run_on_url(plan: Plan, url: str) -> list[Sample]:
+    """The arms that need no crash and no sizes of our choice. The prompts must be new to the server's store."""
+    session = Session(plan, [UrlEngine(url, plan.output_tokens)])
+    session.run_reduced()
+    return session.samples
 
 
 @contextlib.contextmanager

@@ -22,8 +22,10 @@ _TIERS = ("device", "host", "storage")
 class ServerEngine:
     """One server process group and its arguments. Confined to one thread."""
 
-    def __init__(self, plan: Plan, backend: Backend, directory: Path) -> None:
+    def __init__(self, plan: Plan, backend: Backend, directory: Path, **options: object) -> None:
+        """`options` are further options of our store."""
         self._plan = plan
+        self._options = options
         self._backend = backend
         self._directory = directory
         self._lives = 0
@@ -64,6 +66,10 @@ class ServerEngine:
             self._server.stop()
             self._server = None
 
+    def log(self) -> str:
+        """What the running server has logged."""
+        return self._running.log()
+
     @property
     def _running(self) -> Server:
         if self._server is None:
@@ -84,7 +90,7 @@ class ServerEngine:
         if self._backend == "file":
             self.store.mkdir(exist_ok=True)
             return common
-        options = {"path": str(self.store), "write_budget_per_day": "unlimited"}
+        options = {"path": str(self.store), "write_budget_per_day": "unlimited", **self._options}
         return [*common, "--hicache-storage-backend-extra-config", json.dumps(options)]
 
 
