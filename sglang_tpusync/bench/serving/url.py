@@ -7,7 +7,7 @@ import http.client
 import json
 import time
 import urllib.parse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from sglang_tpusync.bench.serving.answer import Answer
@@ -21,7 +21,10 @@ _SETTLE_S = 120.0
 
 
 class UrlEngine:
-    """The server at `url`, such as http://127.0.0.1:30000. Confined to one thread. Raises TpuSyncError for its refusals."""
+    """The server at `url`, such as http://127.0.0.1:30000. Confined to one thread.
+
+    What the server refuses is a TpuSyncError.
+    """
 
     backend = "url"
 
@@ -30,7 +33,8 @@ class UrlEngine:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise TpuSyncError(f"--url {url!r}: allowed is http://host:port")
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._connect = lambda: kind(str(parts.hostname), parts.port, timeout=_TIMEOUT_S)
+        host, port = parts.hostname, parts.port
+        self._connect: Callable[[], http.client.HTTPConnection] = lambda: kind(host, port, timeout=_TIMEOUT_S)
         self._output_tokens = output_tokens
 
     def ask(self, prompt: Sequence[int]) -> Answer:
