@@ -98,9 +98,10 @@ def _show(plan: Plan, outcome: Outcome) -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    from sglang_tpusync.bench.serving.render import rich_table
+    from sglang_tpusync.bench.serving.render import TABLE_WIDTH, rich_table
 
     console = Console()
+    console.width = max(console.width, TABLE_WIDTH)
     title = f"{plan.model}, medians of {plan.num_rounds} rounds, greedy ids and log probabilities compared"
     console.print(rich_table(outcome.rows, title))
     for reason in outcome.reasons:

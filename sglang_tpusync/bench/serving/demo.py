@@ -12,7 +12,7 @@ from sglang_tpusync.bench.report import ServingRow, write_report
 from sglang_tpusync.bench.serving.command import Outcome, measure, print_progress, scratch_parent
 from sglang_tpusync.bench.serving.conversation import measure_conversation
 from sglang_tpusync.bench.serving.plan import Plan
-from sglang_tpusync.bench.serving.render import markdown_table, rich_table, write_chart
+from sglang_tpusync.bench.serving.render import TABLE_WIDTH, markdown_table, rich_table, write_chart
 
 __all__ = ["run_demo"]
 
@@ -70,6 +70,7 @@ def _show(
     from rich.markup import escape
 
     console = Console()
+    console.width = max(console.width, TABLE_WIDTH)
     console.print(rich_table(long, f"Time to the first token, medians of {plan.num_rounds} rounds"))
     console.print(rich_table(chat, "A conversation with SmolLM2, killed (-9) between its two turns"))
     console.print(f"picture: {out / 'ttft.png'}", soft_wrap=True, highlight=False)

@@ -11,7 +11,7 @@ from sglang_tpusync.bench.report import ServingRow, Source
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["SOURCE_TEXT", "markdown_table", "rich_table", "write_chart"]
+__all__ = ["SOURCE_TEXT", "TABLE_WIDTH", "markdown_table", "rich_table", "write_chart"]
 
 SOURCE_TEXT: dict[Source, str] = {
     "nocache": "no cache",
@@ -22,6 +22,7 @@ SOURCE_TEXT: dict[Source, str] = {
     "restart": "store, after kill -9",
     "control": "control: pages swapped",
 }
+TABLE_WIDTH = 116  # columns that the table needs, also where there is no terminal to ask
 _HEADERS = (
     "tokens",
     "KV from",
