@@ -179,6 +179,20 @@ TEST_F(Fault, CancelledBatchStopsAndEveryTicketResolves) {
   EXPECT_TRUE(store_->consistent());
 }
 
+TEST_F(Fault, ReadsDoNotWaitBehindWrites) {
+  open();
+  calls().put(range(0, 4));
+  disk_.set_faults({.path_suffix = ".table", .latency = std::chrono::milliseconds(10)});
+  testing::PageMemory memory(40, kPageBytes);
+  const auto keys = testing::keys_of(range(100, 140));
+  const auto writes =
+      store_->submit_put({.keys = keys, .addresses = memory.addresses(), .lengths = memory.lengths()})
+          .value();
+  EXPECT_EQ(count(calls().get(range(0, 4)), Code::kOk), 4u);
+  EXPECT_FALSE(writes.ticket.done());
+  writes.ticket.wait();
+}
+
 TEST_F(Fault, CloseResolvesEveryTicket) {
   open();
   disk_.set_faults({.path_suffix = ".slots", .latency = std::chrono::milliseconds(2)});

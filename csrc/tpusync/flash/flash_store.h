@@ -84,8 +84,8 @@ class FlashStore {
   template <typename Page>
   using Work = void (*)(Workshop&, PageRequest&, std::span<const Page>);
   template <typename Page>
-  BatchTicket submit(const std::shared_ptr<PageRequest>& request, const std::vector<Page>& pages,
-                     Work<Page> run, Work<Page> refuse);
+  BatchTicket submit(exec::Executor* executor, const std::shared_ptr<PageRequest>& request,
+                     const std::vector<Page>& pages, Work<Page> run, Work<Page> refuse);
   void end_part(PageRequest& request, std::uint64_t batch);
   std::size_t pages_per_part(std::size_t num_pages) const;
   void run_housekeeping(const std::stop_token& stop);
