@@ -90,9 +90,10 @@ Status SlotSpace::recover() {
 
 std::size_t SlotSpace::match(std::span<const PageKey> keys, std::span<const PageKey> prefix) {
   std::lock_guard lock(mutex_);
-  const std::size_t num_found = index_.match(keys);
-  index_.touch_path(prefix, keys.first(num_found));
-  return num_found;
+  const std::vector<SlotId> slots = index_.find_all(keys);
+  const auto first_miss = std::find(slots.begin(), slots.end(), kNoSlot);
+  index_.touch_path(prefix, std::span(slots.begin(), first_miss));
+  return static_cast<std::size_t>(first_miss - slots.begin());
 }
 
 bool SlotSpace::present(const PageKey& key) {
@@ -102,22 +103,23 @@ bool SlotSpace::present(const PageKey& key) {
 
 std::vector<bool> SlotSpace::contains(std::span<const PageKey> keys) {
   std::lock_guard lock(mutex_);
+  const std::vector<SlotId> slots = index_.find_all(keys);
   std::vector<bool> found(keys.size());
-  for (std::size_t i = 0; i < keys.size(); ++i) found[i] = index_.find(keys[i]) != kNoSlot;
+  for (std::size_t i = 0; i < keys.size(); ++i) found[i] = slots[i] != kNoSlot;
   return found;
 }
 
 std::vector<PinnedSlot> SlotSpace::pin(std::span<const PageKey> keys, std::span<const PageKey> prefix) {
   std::vector<PinnedSlot> pinned(keys.size());
   std::lock_guard lock(mutex_);
+  const std::vector<SlotId> found = index_.find_all(keys);
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    const SlotId id = index_.find(keys[i]);
-    if (id == kNoSlot) continue;
-    Slot& slot = slots_[id];
+    if (found[i] == kNoSlot) continue;
+    Slot& slot = slots_[found[i]];
     ++slot.num_pins;
-    pinned[i] = {id, slot.generation, slot.payload_checksum};
+    pinned[i] = {found[i], slot.generation, slot.payload_checksum};
   }
-  index_.touch_path(prefix, keys);
+  index_.touch_path(prefix, found);
   return pinned;
 }
 
