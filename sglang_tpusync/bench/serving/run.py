@@ -12,7 +12,7 @@ from sglang_tpusync.bench.serving.servers import ServerEngine, model_directory
 from sglang_tpusync.bench.serving.session import Sample, Session, control_prompt
 from sglang_tpusync.bench.serving.url import UrlEngine
 
-__all__ = ["kv_bytes_per_token", "run_on_servers", "run_on_url", "started"]
+__all__ = ["kv_bytes_per_token", "run_on_servers", "run_on_url", "started", "tamper_with_control"]
 
 
 def run_on_servers(plan: Plan, directory: Path, say: Callable[[str], None]) -> list[Sample]:
@@ -31,7 +31,7 @@ def run_on_servers(plan: Plan, directory: Path, say: Callable[[str], None]) -> l
                 say(f"kill -9: {engine.backend}")
                 engine.crash()
         if plan.control and ours is not None:
-            _tamper(plan, ours.store)
+            tamper_with_control(plan, ours.store)
         for engine in engines:
             if engine.backend != "none":
                 say(f"starting again: {engine.backend}")
@@ -51,9 +51,12 @@ def run_on_url(plan: Plan, url: str) -> list[Sample]:
 
 
 @contextlib.contextmanager
-def started(plan: Plan, directory: Path, say: Callable[[str], None]) -> Iterator[list[ServerEngine]]:
-    """The server without cache and one per backend, one started after the other; stopped in any case."""
-    engines = [ServerEngine(plan, backend, directory) for backend in ("none", *plan.backends)]
+def started(plan: Plan, directory: Path, say: Callable[[str], None], **options: object) -> Iterator[list[ServerEngine]]:
+    """The server without cache and one per backend, one started after the other; stopped in any case.
+
+    `options` are further options of our store.
+    """
+    engines = [ServerEngine(plan, backend, directory, **options) for backend in ("none", *plan.backends)]
     try:
         for engine in engines:
             say(f"starting: {'no cache' if engine.backend == 'none' else engine.backend}")
@@ -72,7 +75,7 @@ def kv_bytes_per_token(model: str) -> int:
     return int(2 * config["num_hidden_layers"] * heads * head_dim * 2)
 
 
-def _tamper(plan: Plan, store: Path) -> None:
+def tamper_with_control(plan: Plan, store: Path) -> None:
     """Swaps two pages of the control's prefix, far apart and away from its ends, with checksums made right again."""
     from sglang_tpusync.testing.tamper import page_keys, swap_pages
 
