@@ -15,7 +15,8 @@ from sglang_tpusync.bench.serving.answer import Answer, first_difference, unprov
 from sglang_tpusync.bench.serving.plan import Plan
 from sglang_tpusync.bench.serving.prompts import prompt_ids
 from sglang_tpusync.bench.serving.rows import differences, make_rows, verdict
-from sglang_tpusync.bench.serving.run import kv_bytes_per_token, started, tamper_with_control
+from sglang_tpusync.bench.serving.run import started, tamper_with_control
+from sglang_tpusync.bench.serving.servers import kv_bytes_per_token
 from sglang_tpusync.bench.serving.session import Session
 from sglang_tpusync.testing import tamper
 

@@ -1,4 +1,4 @@
-"""The journal of a backend that writes down what it acknowledged (journal_storage.py): a key in hexadecimal per line."""
+"""The journal of what a backend acknowledged (journal_storage.py writes it): a key in hexadecimal per line."""
 
 from __future__ import annotations
 

@@ -67,6 +67,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return max(2.0, round(needed * 1.25 / self.device_tokens, 1))
 
     @property
+    def stored_tokens(self) -> int:
+        """Tokens whose KV a whole run leaves in the store of one backend."""
+        return self.num_rounds * sum(self.prompt_tokens) + sum(self.push_tokens) + self.control_tokens
+
+    @property
     def control_tokens(self) -> int:
         return min(self.prompt_tokens)
 

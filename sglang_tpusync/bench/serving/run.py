@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from sglang_tpusync.bench.serving.plan import Plan
-from sglang_tpusync.bench.serving.servers import ServerEngine, model_directory
+from sglang_tpusync.bench.serving.servers import ServerEngine
 from sglang_tpusync.bench.serving.session import Sample, Session, control_prompt
 from sglang_tpusync.bench.serving.url import UrlEngine
 
-__all__ = ["kv_bytes_per_token", "run_on_servers", "run_on_url", "started", "tamper_with_control"]
+__all__ = ["run_on_servers", "run_on_url", "started", "tamper_with_control"]
 
 
 def run_on_servers(plan: Plan, directory: Path, say: Callable[[str], None]) -> list[Sample]:
@@ -65,14 +64,6 @@ def started(plan: Plan, directory: Path, say: Callable[[str], None], **options: 
     finally:
         for engine in engines:
             engine.stop()
-
-
-def kv_bytes_per_token(model: str) -> int:
-    """Bytes of K and V of one token in all layers, bf16, out of the model's config.json."""
-    config = json.loads((model_directory(model) / "config.json").read_text())
-    heads = config.get("num_key_value_heads", config["num_attention_heads"])
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    return int(2 * config["num_hidden_layers"] * heads * head_dim * 2)
 
 
 def tamper_with_control(plan: Plan, store: Path) -> None:
