@@ -11,6 +11,7 @@ import http.client
 import json
 import os
 import random
+import select
 import tempfile
 import threading
 import time
@@ -102,9 +103,23 @@ def _kill_in_burst(server: Server, store: Path, choice: random.Random, *, seed: 
     deadline = time.monotonic() + BURST_TIMEOUT_S
     while num_acknowledged(store) < wanted and time.monotonic() < deadline and any(c.is_alive() for c in clients):
         time.sleep(0.002)
-    server.kill()
+    _kill(server)
     for client in clients:
         client.join()
+
+
+def _kill(server: Server) -> None:
+    """Returns when the last thread of the last process is gone, and with it every lock on the store's regions."""
+    with contextlib.ExitStack() as stack:
+        handles = []
+        for pid in server.pids():
+            with contextlib.suppress(ProcessLookupError):
+                handles.append(os.pidfd_open(pid))
+                stack.callback(os.close, handles[-1])
+        server.kill()
+        for handle in handles:
+            if not select.select([handle], [], [], 60.0)[0]:
+                raise TimeoutError("a process survived SIGKILL for a minute")
 
 
 def _ask(server: Server, prompts: list[list[int]]) -> None:
