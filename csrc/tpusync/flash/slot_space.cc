@@ -240,32 +240,39 @@ std::uint64_t SlotSpace::clear_count() {
   return clear_count_;
 }
 
+// kOk: the entry is visible. kBusy: another thread stored the same page first. kCancelled: cleared meanwhile.
+// kExhausted: the slot is being given back. Call with mutex_ held.
+Code SlotSpace::insert_locked(SlotId id, const SlotRecord& record, std::uint64_t clear_count) {
+  if (index_.find(record.key) != kNoSlot) return Code::kBusy;
+  if (clear_count != clear_count_) return Code::kCancelled;
+  if (to_number(id) >= limit_) return Code::kExhausted;
+  Slot& slot = slots_[id];
+  slot.generation = record.generation;
+  slot.payload_checksum = record.payload_checksum;
+  slot.state = State::kPresent;
+  index_.insert(id, record.key, record.ancestry);
+  return Code::kOk;
+}
+
 Status SlotSpace::publish(SlotId id, const SlotRecord& record, std::uint64_t clear_count) {
   {
     std::lock_guard lock(mutex_);
     slots_[id].has_record = true;
   }
-  Status status = region_->write_record(id, record);
-  if (status) {
+  const Status written = region_->write_record(id, record);
+  Code code = Code::kIo;
+  if (written) {
     std::lock_guard lock(mutex_);
-    const bool present = index_.find(record.key) != kNoSlot;
-    if (clear_count == clear_count_ && to_number(id) < limit_ && !present) {
-      Slot& slot = slots_[id];
-      slot.generation = record.generation;
-      slot.payload_checksum = record.payload_checksum;
-      slot.state = State::kPresent;
-      index_.insert(id, record.key, record.ancestry);
-      return {};
-    }
-    // Another thread stored the same page first: just as good.
-    if (clear_count != clear_count_) status = base::fail(Code::kCancelled, "the store was cleared");
-    if (to_number(id) >= limit_) status = base::fail(Code::kExhausted, "the slot is being given back");
-    if (present) status = {};
+    code = insert_locked(id, record, clear_count);
+    if (code == Code::kOk) return {};
   }
   // What may have been written must not be found again. If that fails, acquire() will try once more.
   (void)clear_record_of(id);
   release(id);
-  return status;
+  if (!written) return written;
+  if (code == Code::kBusy) return {};  // just as good
+  return base::fail(code,
+                    code == Code::kCancelled ? "the store was cleared" : "the slot is being given back");
 }
 
 // ---------------------------------------------------------------- dropping entries
