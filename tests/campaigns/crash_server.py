@@ -133,7 +133,7 @@ def _check(store: Path, tally: dict[str, int]) -> None:
     files, known = num_files(store)
     tally["files"] += files
     tally["known"] += known
-    acknowledged = read_journal(store)
+    acknowledged = sorted(set(read_journal(store)))
     (region,) = regions_of(store)
     opened = _open(store, region)
     try:
