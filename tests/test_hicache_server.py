@@ -22,7 +22,7 @@ from sglang_tpusync.testing.server import Generation, Server, ServerError
 pytestmark = [pytest.mark.server, pytest.mark.timeout(1500)]
 
 PAGE = 64
-SGLANG = str(Path(sys.executable).with_name("sglang"))
+SGLANG = [sys.executable, "-c", "from sglang.cli.main import main; main()"]  # what the command `sglang` runs
 POOL = ["--max-total-tokens", "8192", "--hicache-storage-prefetch-policy", "wait_complete"]
 START_TIMEOUT_S = 900.0
 
@@ -267,7 +267,7 @@ def test_the_engine_takes_the_name(model: Path, extra: str, tmp_path: Path) -> N
     assert meta["cached_tokens_details"]["storage"] == 24 * PAGE
 
 
-@pytest.mark.parametrize("program", [[sys.executable, "-m", "sglang.launch_server"], [SGLANG, "serve"]])
+@pytest.mark.parametrize("program", [[sys.executable, "-m", "sglang.launch_server"], [*SGLANG, "serve"]])
 def test_wrong_options_end_the_start_with_the_reason(program: list[str], model: Path) -> None:
     options = ["--hicache-storage-backend", "tpusync", "--hicache-storage-backend-extra-config", '{"fsync": "never"}']
     done = run([*program, "--model-path", str(model), "--device", "cpu", *options], 280)
