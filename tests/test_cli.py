@@ -72,7 +72,7 @@ def test_a_directory_that_is_not_empty_or_too_small_is_refused(tmp_path: Path, m
     assert "a new or an empty directory" in str(done.exception)
     monkeypatch.setattr(command.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     done = runner.invoke(app, [*arguments, "--keep", str(tmp_path / "new")])
-    assert "the stores of this run take 0.7 GB" in str(done.exception)
+    assert "the stores of this run take 0.6 GB" in str(done.exception)
 
 
 def test_the_worst_result_decides_the_exit_code() -> None:

@@ -153,7 +153,7 @@ Result<std::vector<CopyRun>> padding_of(const Shard& shard) {
   const std::uint64_t size = shard.layout.padded_bytes();
   std::uint64_t live = 1;
   for (const std::int64_t extent : shard.extent) live *= static_cast<std::uint64_t>(extent);
-  if (live == shard.layout.padded_elements()) return std::vector<CopyRun>();
+  if (live * shard.layout.element_bits() == size * 8) return std::vector<CopyRun>();
   std::vector<AxisMap> maps;
   for (std::size_t dim = 0; dim < shard.extent.size(); ++dim) {
     auto axis = axis_of(shard, dim);
