@@ -13,6 +13,8 @@ namespace {
 constexpr std::size_t kWordBytes = 4;
 constexpr std::uint64_t kRunBytesMin = 16;  // pieces from here on are copied as they are
 
+constexpr std::uint64_t kLookAheadBytes = 1024;
+
 // A nest in bytes whose innermost loops have a name.
 struct Shape {
   NestKernel kernel = NestKernel::kElements;
@@ -80,7 +82,10 @@ Shape shape_of(const CopyNest& nest) {
   if (loops.empty()) {
     shape.kernel = NestKernel::kRuns;
   } else if (length >= kRunBytesMin) {
-    shape = named(NestKernel::kRuns, loops, loops.size() - 1, loops.size());
+    // Short pieces want a long inner loop, which can look ahead.
+    const auto longest = std::ranges::max_element(loops, {}, &Loop::count) - loops.begin();
+    const std::size_t inner = length < kLookAheadBytes ? static_cast<std::size_t>(longest) : loops.size() - 1;
+    shape = named(NestKernel::kRuns, loops, inner, loops.size());
   } else {
     shape = shape_of_small(loops, length);
   }
@@ -103,6 +108,7 @@ void for_rounds(std::span<const Loop> loops, std::uint64_t dst, std::uint64_t sr
 bool rows_aligned(const std::byte* dst, const Shape& shape) {
   std::uint64_t all = reinterpret_cast<std::uintptr_t>(dst) | shape.block.dst_stride;
   if (shape.kernel == NestKernel::kSplit) all |= shape.rows.dst_stride;
+  if (shape.kernel == NestKernel::kTranspose) all |= shape.lanes.dst_stride;
   for (const Loop& loop : shape.outer) all |= loop.dst_stride;
   return all % 64 == 0;
 }
@@ -134,7 +140,9 @@ void apply_shuffle(std::byte* dst, const std::byte* src, const Shape& shape, Ker
             .blocks = shape.block.count,
             .src_block_stride = shape.block.src_stride,
             .dst_block_stride = shape.block.dst_stride,
-            .stores = rows_aligned(dst, shape) ? stores : Stores::kCached};
+            .stores = rows_aligned(dst, shape) ? stores : Stores::kCached,
+            .rows = shape.rows.count,
+            .lane_stride = shape.lanes.dst_stride};
   auto body = [&](std::uint64_t to, std::uint64_t from) {
     s.dst = dst + to;
     s.src = src + from;
@@ -265,8 +273,10 @@ CopyNest piece_of(const CopyNest& nest, std::uint64_t piece, std::uint64_t num_p
     if (piece > 0) out.length = 0;
     return out;
   }
-  // The loop with the most rounds is cut, or the piece itself when that is longer.
-  const auto longest = std::ranges::max_element(out.loops, {}, &Loop::count);
+  // The outermost loop is cut where that gives enough pieces, else the one with the most rounds, or the piece
+  // itself.
+  auto longest = std::ranges::max_element(out.loops, {}, &Loop::count);
+  if (!out.loops.empty() && out.loops[0].count >= num_pieces) longest = out.loops.begin();
   const std::uint64_t lines = nest.length / 512;
   const bool cut_length = longest == out.loops.end() || longest->count < lines;
   const std::uint64_t total = cut_length ? nest.length / 8 : longest->count;

@@ -22,7 +22,9 @@ using base::Status;
 
 namespace {
 
-constexpr std::uint64_t kPieceBits = std::uint64_t{8} << 20;
+constexpr std::uint64_t kPieceBits = std::uint64_t{8} << 20;  // 1 MiB, for threads to share out
+constexpr std::uint64_t kSharedPieceBits =
+    std::uint64_t{8} * (64 << 10);  // a fraction of a core's second cache
 constexpr std::uint64_t kStreamingBits = std::uint64_t{8} * (4 << 20);
 
 // The indices first + i * step, i in [0, count).
@@ -287,11 +289,22 @@ void ReshardPlan::apply_piece(std::span<const std::span<std::byte>> dst,
       for (const CopyRun& run : dst_padding[i]) zero(dst[i].data(), run);
     }
   }
+  copy_piece(dst, src, piece, num_pieces, kernels);
+}
+
+void ReshardPlan::copy_piece(std::span<const std::span<std::byte>> dst,
+                             std::span<const std::span<const std::byte>> src, std::size_t piece,
+                             std::size_t num_pieces, const ShuffleKernels& kernels) const {
   const Stores stores = moved_bits() >= kStreamingBits ? Stores::kStreaming : Stores::kCached;
   for (const PlanStep& step : steps) {
     for (const CopyNest& nest : step.nests) {
-      const CopyNest part = num_pieces == 1 ? nest : piece_of(nest, piece, num_pieces);
-      apply_nest(dst[step.dst].data(), src[step.src].data(), part, kernels, stores);
+      std::byte* to = dst[step.dst].data();
+      const std::byte* from = src[step.src].data();
+      if (num_pieces == 1) {
+        apply_nest(to, from, nest, kernels, stores);
+      } else {
+        apply_nest(to, from, piece_of(nest, piece, num_pieces), kernels, stores);
+      }
     }
   }
   streaming_fence();
@@ -301,25 +314,14 @@ Status ReshardPlan::apply(std::span<const std::span<std::byte>> dst,
                           std::span<const std::span<const std::byte>> src, base::ParallelFor& loop,
                           const ShuffleKernels& kernels) const {
   TPUSYNC_TRY(check(dst, src));
-  const std::size_t pieces = std::min<std::uint64_t>(loop.width(), moved_bits() / kPieceBits + 1);
-  if (pieces == 1) {
-    apply_piece(dst, src, 0, 1, kernels);
-    return {};
-  }
   // Padding first: where it is a whole buffer, elements are written over it.
   loop.run(dst.size(), [&](std::size_t i) {
     for (const CopyRun& run : dst_padding[i]) zero(dst[i].data(), run);
   });
-  loop.run(pieces, [&](std::size_t piece) {
-    const Stores stores = moved_bits() >= kStreamingBits ? Stores::kStreaming : Stores::kCached;
-    for (const PlanStep& step : steps) {
-      for (const CopyNest& nest : step.nests) {
-        apply_nest(dst[step.dst].data(), src[step.src].data(), piece_of(nest, piece, pieces), kernels,
-                   stores);
-      }
-    }
-    streaming_fence();
-  });
+  // Small pieces, so that what several shards take from one place is still in the caches for the last of
+  // them.
+  const std::size_t pieces = std::max<std::uint64_t>(1, moved_bits() / kPieceBits);
+  loop.run(pieces, [&](std::size_t piece) { copy_piece(dst, src, piece, pieces, kernels); });
   return {};
 }
 

@@ -50,6 +50,10 @@ struct ReshardPlan {
                      std::span<const std::span<const std::byte>> src, base::ParallelFor& loop,
                      const ShuffleKernels& kernels = best_shuffle_kernels()) const;
 
+  // The copies of a piece, without the padding.
+  void copy_piece(std::span<const std::span<std::byte>> dst, std::span<const std::span<const std::byte>> src,
+                  std::size_t piece, std::size_t num_pieces, const ShuffleKernels& kernels) const;
+
   // One line per step: what goes where, in how many pieces, by which kernel.
   std::string describe() const;
 

@@ -73,6 +73,14 @@ class Packer {
   std::uint64_t at_ = 0;
 };
 
+// True where a run of several pieces goes on in the next one.
+bool touch(std::span<const CopyRun> runs) {
+  for (std::size_t i = 1; i < runs.size(); ++i) {
+    if (src_end(runs[i - 1]) == runs[i].src_offset) return true;
+  }
+  return false;
+}
+
 // Nests whose pieces ascend, one nest behind the other.
 Result<std::vector<CopyRun>> in_order(std::span<const CopyNest> nests) {
   Packer packer;
@@ -130,6 +138,7 @@ Result<std::vector<CopyRun>> runs_of(std::span<const AxisRange> box, std::uint64
     ordered = ordered && (*nests)[i - 1].src_end() <= (*nests)[i].src_offset;
   if (!ordered) return sorted(*nests);
   auto runs = in_order(*nests);
+  if (runs && touch(*runs)) return sorted(*nests);
   // Two nests may share a byte that neither fills.
   return !runs && runs.error().code == Code::kInvalid ? sorted(*nests) : std::move(runs);
 }

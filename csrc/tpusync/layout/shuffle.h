@@ -4,7 +4,9 @@
 //   packed   a0 b0 a1 b1 a2 b2 ...      split: packed -> rows      join: rows -> packed
 //   rows     a0 a1 a2 ...  |  b0 b1 b2 ...
 //
-// pick takes one row out of packed words, repack makes words out of one row of each of several packed rows.
+// transpose moves 32-bit words whose lanes are minor on one side and whose rows are minor on the other:
+// dst[lane][row] = src[row][lane]. pick takes one row out of packed words, repack makes words out of one row
+// of each of several packed rows.
 #pragma once
 
 #include <cstddef>
@@ -27,6 +29,8 @@ struct Shuffle {
   std::size_t src_block_stride = 0;
   std::size_t dst_block_stride = 0;
   Stores stores = Stores::kCached;  // kStreaming only where every row of dst is aligned to 64 bytes
+  std::size_t rows = 0;             // transpose only, with row_stride between the rows of src
+  std::size_t lane_stride = 0;      // transpose only, between the lanes of dst
 };
 
 // One implementation of them all. What it does is the same in each; how fast, is not.
@@ -40,6 +44,7 @@ struct ShuffleKernels {
   void (*join_4x8)(const Shuffle&);
   void (*pick_4x8)(const Shuffle&);
   void (*repack_4x8)(const Shuffle&);
+  void (*transpose_32)(const Shuffle&);
 };
 
 // Every implementation that this processor runs, the best last.

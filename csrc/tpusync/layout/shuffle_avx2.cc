@@ -106,6 +106,8 @@ TPUSYNC_AVX2 void repack_2x16(const Shuffle& s) {
     const std::byte* src = s.src + block * s.src_block_stride;
     std::byte* dst = s.dst + block * s.dst_block_stride;
     for (std::size_t lane = 0; lane < whole; lane += 8) {
+      __builtin_prefetch(src + s.src_block_stride + lane * 4);
+      __builtin_prefetch(src + s.src_block_stride + s.row_stride + lane * 4);
       const __m256i a = load(src + lane * 4), b = load(src + s.row_stride + lane * 4);
       store<kStores>(dst + lane * 4, _mm256_blend_epi16(a, _mm256_slli_epi32(b, 16), 0xAA));
     }
@@ -204,6 +206,66 @@ TPUSYNC_AVX2 void repack_4x8(const Shuffle& s) {
   finish(s, whole, 4, 4, portable_kernels().repack_4x8);
 }
 
+// Word j of row i of eight rows becomes word i of row j.
+TPUSYNC_AVX2 inline void transpose_8x8(__m256i (&r)[8]) {
+  __m256i t[8], u[8];
+  for (int i = 0; i < 4; ++i) {
+    t[2 * i] = _mm256_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+    t[2 * i + 1] = _mm256_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+  }
+  for (int i = 0; i < 2; ++i) {
+    u[4 * i] = _mm256_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+    u[4 * i + 1] = _mm256_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+    u[4 * i + 2] = _mm256_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+    u[4 * i + 3] = _mm256_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    r[i] = _mm256_permute2x128_si256(u[i], u[i + 4], 0x20);
+    r[i + 4] = _mm256_permute2x128_si256(u[i], u[i + 4], 0x31);
+  }
+}
+
+// 16 rows by 8 lanes at a time, a whole line of every lane of dst, and many rows of one lane before the next:
+// each lane of dst is a place of its own in memory, which likes to be written in longer stretches.
+template <Stores kStores>
+TPUSYNC_AVX2 void transpose_32(const Shuffle& s) {
+  constexpr std::size_t kRowBlock = 128;
+  const std::size_t rows = s.rows / 16 * 16, lanes = s.lanes / 8 * 8;
+  for (std::size_t block = 0; block < s.blocks; ++block) {
+    const std::byte* src = s.src + block * s.src_block_stride;
+    std::byte* dst = s.dst + block * s.dst_block_stride;
+    for (std::size_t row0 = 0; row0 < rows; row0 += kRowBlock) {
+      const std::size_t row_end = row0 + kRowBlock < rows ? row0 + kRowBlock : rows;
+      for (std::size_t lane = 0; lane < lanes; lane += 8) {
+        for (std::size_t row = row0; row < row_end; row += 16) {
+          __m256i low[8], high[8];
+          for (std::size_t i = 0; i < 8; ++i) {
+            low[i] = load(src + (row + i) * s.row_stride + lane * 4);
+            high[i] = load(src + (row + 8 + i) * s.row_stride + lane * 4);
+          }
+          transpose_8x8(low);
+          transpose_8x8(high);
+          for (std::size_t i = 0; i < 8; ++i) {
+            store<kStores>(dst + (lane + i) * s.lane_stride + row * 4, low[i]);
+            store<kStores>(dst + (lane + i) * s.lane_stride + row * 4 + 32, high[i]);
+          }
+        }
+      }
+    }
+  }
+  Shuffle right = s;  // the lanes that are left, then the rows that are left of the others
+  right.src += lanes * 4;
+  right.dst += lanes * s.lane_stride;
+  right.lanes -= lanes;
+  portable_kernels().transpose_32(right);
+  Shuffle below = s;
+  below.src += rows * s.row_stride;
+  below.dst += rows * 4;
+  below.rows -= rows;
+  below.lanes = lanes;
+  portable_kernels().transpose_32(below);
+}
+
 template <void (*kCached)(const Shuffle&), void (*kStreaming)(const Shuffle&)>
 void by_stores(const Shuffle& s) {
   (s.stores == Stores::kStreaming ? kStreaming : kCached)(s);
@@ -220,6 +282,7 @@ constexpr ShuffleKernels kAvx2{
     .join_4x8 = &by_stores<&join_4x8<kC>, &join_4x8<kS>>,
     .pick_4x8 = &by_stores<&pick_4x8<kC>, &pick_4x8<kS>>,
     .repack_4x8 = &by_stores<&repack_4x8<kC>, &repack_4x8<kS>>,
+    .transpose_32 = &by_stores<&transpose_32<kC>, &transpose_32<kS>>,
 };
 
 }  // namespace

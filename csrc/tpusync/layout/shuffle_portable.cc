@@ -1,4 +1,5 @@
 // The shuffles in plain C++. They define what the others do.
+#include <algorithm>
 #include <bit>
 #include <cstring>
 
@@ -74,6 +75,25 @@ void repack(const Shuffle& s) {
   });
 }
 
+// Blocks of 16 by 16, so that the lines of both sides are used up while they are at hand.
+void transpose(const Shuffle& s) {
+  constexpr std::size_t kBlock = 16;
+  for_blocks(s, [&](std::byte* dst, const std::byte* src) {
+    for (std::size_t lane0 = 0; lane0 < s.lanes; lane0 += kBlock) {
+      for (std::size_t row0 = 0; row0 < s.rows; row0 += kBlock) {
+        const std::size_t lane_end = std::min(s.lanes, lane0 + kBlock),
+                          row_end = std::min(s.rows, row0 + kBlock);
+        for (std::size_t lane = lane0; lane < lane_end; ++lane) {
+          for (std::size_t row = row0; row < row_end; ++row) {
+            store(dst + lane * s.lane_stride + row * 4,
+                  load<std::uint32_t>(src + row * s.row_stride + lane * 4));
+          }
+        }
+      }
+    }
+  });
+}
+
 constexpr ShuffleKernels kPortable{
     .name = "portable",
     .split_2x16 = &split<std::uint16_t, 2>,
@@ -84,6 +104,7 @@ constexpr ShuffleKernels kPortable{
     .join_4x8 = &join<std::uint8_t, 4>,
     .pick_4x8 = &pick<std::uint8_t>,
     .repack_4x8 = &repack<std::uint8_t, 4>,
+    .transpose_32 = &transpose,
 };
 
 }  // namespace

@@ -84,6 +84,42 @@ TEST(Shuffle, EveryImplementationMovesTheSameBytesAndNoOthers) {
   }
 }
 
+TEST(Shuffle, EveryImplementationTransposesWords) {
+  std::mt19937 random(7);
+  for (const ShuffleKernels* kernels : shuffle_kernels()) {
+    for (const std::size_t lanes : {1, 7, 8, 17, 128}) {
+      for (const std::size_t rows : {1, 4, 15, 16, 33, 64}) {
+        for (const std::size_t gap : {0, 64, 3}) {
+          const std::size_t row_stride = lanes * 4 + gap, lane_stride = (rows * 4 + 63) / 64 * 64 + gap;
+          std::vector<std::byte> src(2 * rows * row_stride),
+              memory(2 * lanes * lane_stride + 64, std::byte{9});
+          for (auto& byte : src) byte = std::byte(random());
+          const std::size_t head = -reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
+          auto expected = memory;
+          for (std::size_t i = 0; i < 2 * rows * lanes * 4; ++i) {
+            const std::size_t byte = i % 4, lane = i / 4 % lanes, row = i / 4 / lanes % rows,
+                              block = i / 4 / lanes / rows;
+            expected[head + (block * lanes + lane) * lane_stride + row * 4 + byte] =
+                src[(block * rows + row) * row_stride + lane * 4 + byte];
+          }
+          kernels->transpose_32({.dst = memory.data() + head,
+                                 .src = src.data(),
+                                 .lanes = lanes,
+                                 .row_stride = row_stride,
+                                 .blocks = 2,
+                                 .src_block_stride = rows * row_stride,
+                                 .dst_block_stride = lanes * lane_stride,
+                                 .stores = gap == 3 ? Stores::kCached : Stores::kStreaming,
+                                 .rows = rows,
+                                 .lane_stride = lane_stride});
+          streaming_fence();
+          ASSERT_EQ(memory, expected) << kernels->name << " " << lanes << " " << rows << " " << gap;
+        }
+      }
+    }
+  }
+}
+
 // A row ends with its last element, not with its last word: nothing behind it may be read.
 TEST(Shuffle, PickAndRepackReadNoByteBehindTheLastElement) {
   for (const ShuffleKernels* kernels : shuffle_kernels()) {
