@@ -14,6 +14,7 @@ __all__ = ["BENCHES", "app"]
 
 # Name of the sub-command -> "module:function".
 BENCHES: dict[str, str] = {
+    "layout": "sglang_tpusync.cli.bench_layout:layout",
     "serving": "sglang_tpusync.cli.bench_serving:serving",
 }
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from sglang_tpusync.bench.report import Row
 from sglang_tpusync.errors import UnsupportedError
-
 from tests.campaigns.campaign import as_count, fraction, main
 
 ROOT = Path(__file__).resolve().parents[2]
