@@ -74,22 +74,23 @@ def measure_conversation(directory: Path, say: Callable[[str], None]) -> Convers
 
 
 class _Tokenizer:
-    """The model's own tokenizer and chat template."""
+    """The model's own tokenizer, and the turns of a conversation as the model was trained on them (ChatML)."""
 
     def __init__(self, directory: Path) -> None:
-        from transformers import AutoTokenizer
+        from tokenizers import Tokenizer
 
-        self._tokenizer = AutoTokenizer.from_pretrained(directory)
+        self._tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
 
     def encode(self, turns: Sequence[tuple[str, str]]) -> list[int]:
         """The prompt as token ids, ready for the next word of the assistant."""
-        messages = [{"role": role, "content": text} for role, text in turns]
-        text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        text = "".join(f"<|im_start|>{role}\n{words}<|im_end|>\n" for role, words in turns)
+        ids: list[int] = self._tokenizer.encode(text + "<|im_start|>assistant\n", add_special_tokens=False).ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True)).strip()
+        """The words up to the end of the turn."""
+        text = str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+        return text.partition("<|im_end|>")[0].strip()
 
 
 def _row(

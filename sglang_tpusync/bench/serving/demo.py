@@ -23,11 +23,11 @@ _CHART_TITLE = "Time to the first token, by where the KV cache comes from (4-lay
 def run_demo(*, out: Path, rounds: int) -> int:
     """Writes report.json, report.md and ttft.png into `out`, prints tables and a verdict. Answers 0: PASS, 1: FAIL."""
     plan = msgspec.structs.replace(_LONG, num_rounds=rounds).validate()
-    require_packages("matplotlib", "sglang", "torch", "transformers")
-    long = measure(plan)
-    print_progress("a conversation with SmolLM2")
+    require_packages("matplotlib", "sglang", "torch", "tokenizers")
     with tempfile.TemporaryDirectory(prefix="tpusync-demo-", dir=scratch_parent()) as directory:
         chat = measure_conversation(Path(directory), print_progress)
+    print_progress("long prompts")
+    long = measure(plan)
     rows = [*long.rows, *chat.rows]
     reasons = [*long.reasons, *chat.reasons]
     out.mkdir(parents=True, exist_ok=True)
