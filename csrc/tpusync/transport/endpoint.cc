@@ -35,31 +35,55 @@ Result<std::vector<Address>> parse_all(const std::vector<std::string>& texts, bo
 // Accepts what comes to one address. Confined to its loop.
 class Endpoint::Listener final : public Handler {
  public:
-  Listener(Endpoint& endpoint, Fd fd, bool same_host)
-      : endpoint_(endpoint), fd_(std::move(fd)), same_host_(same_host) {}
+  Listener(Endpoint& endpoint, Loop& loop, Fd fd, bool same_host)
+      : endpoint_(endpoint), loop_(loop), fd_(std::move(fd)), same_host_(same_host) {}
   int fd() const { return fd_.get(); }
 
   void on_ready(std::uint32_t) override {
     while (true) {
-      Fd fd = accept_from(fd_.get());
-      if (!fd.valid()) return;
-      const auto pending = endpoint_.counters.num_handshakes.load(std::memory_order_relaxed);
-      if (pending >= endpoint_.options.num_handshakes_max) {
-        endpoint_.report_refused("?",
-                                 {Code::kBusy, fmt::format("num_handshakes_max: {} are under way", pending)});
-        continue;
+      Result<Fd> fd = accept_from(fd_.get());
+      if (fd) {
+        take(*std::move(fd));
+      } else {
+        if (fd.error().code == Code::kExhausted) pause();
+        return;
       }
-      const std::string remote = remote_of(fd.get());
-      Stream::accepted(static_cast<Hub&>(endpoint_), endpoint_.next_loop(), std::move(fd), remote, same_host_)
-          ->start();
     }
   }
-  Time on_tick(Time) override { return Time::max(); }
+
+  Time on_tick(Time now) override {
+    if (now < resume_) return resume_;
+    if (resume_ != Time{}) loop_.change(this, fd_.get(), EPOLLIN);
+    resume_ = Time{};
+    return Time::max();
+  }
 
  private:
+  void take(Fd fd) {
+    const auto pending = endpoint_.counters.num_handshakes.load(std::memory_order_relaxed);
+    if (pending >= endpoint_.options.num_handshakes_max) {
+      endpoint_.report_refused("?",
+                               {Code::kBusy, fmt::format("num_handshakes_max: {} are under way", pending)});
+      return;
+    }
+    const std::string remote = remote_of(fd.get());
+    Stream::accepted(static_cast<Hub&>(endpoint_), endpoint_.next_loop(), std::move(fd), remote, same_host_)
+        ->start();
+  }
+
+  // Who waits stays in the backlog; trying again at once would only burn the processor.
+  void pause() {
+    endpoint_.report_refused("?", {Code::kExhausted, "no file descriptor is left"});
+    loop_.change(this, fd_.get(), 0);
+    resume_ = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
+    loop_.tick_by(resume_);
+  }
+
   Endpoint& endpoint_;
+  Loop& loop_;
   const Fd fd_;
   const bool same_host_;
+  Time resume_{};  // paused until then, if it is set
 };
 
 Result<std::unique_ptr<Endpoint>> Endpoint::open(Options options) {
@@ -102,9 +126,9 @@ Status Endpoint::listen(const std::string& text) {
   if (!bound) return tl::unexpected(bound.error());
   addresses_.push_back(bound->text());
   const auto watch = [this](Fd listener, bool same_host) {
-    auto handler = std::make_shared<Listener>(*this, std::move(listener), same_host);
-    loops_.front()->post(
-        [loop = loops_.front().get(), handler] { loop->add(handler, handler->fd(), EPOLLIN); });
+    Loop& loop = *loops_.front();
+    auto handler = std::make_shared<Listener>(*this, loop, std::move(listener), same_host);
+    loop.post([&loop, handler] { loop.add(handler, handler->fd(), EPOLLIN); });
   };
   watch(*std::move(fd), false);
   if (!options.same_host) return {};
@@ -362,6 +386,7 @@ std::vector<std::pair<const char*, std::uint64_t>> Endpoint::stats() const {
 }
 
 void Endpoint::close() {
+  std::lock_guard closing(close_mutex_);  // whoever comes second waits too
   std::vector<PeerRef> open;
   {
     std::lock_guard lock(mutex_);

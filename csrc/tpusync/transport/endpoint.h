@@ -113,6 +113,7 @@ class Endpoint final : private Hub {
   std::vector<std::unique_ptr<Loop>> loops_;
   std::atomic<std::size_t> next_loop_{0};  // relaxed: any spread will do
 
+  std::mutex close_mutex_;    // before mutex_
   mutable std::mutex mutex_;  // of what follows
   bool closed_ = false;
   PeerId last_peer_ = 0;

@@ -9,17 +9,20 @@
 #include <string>
 
 #include "tpusync/base/prng.h"
+#include "tpusync/testing/transport_harness.h"
 
 namespace tpusync::transport {
 namespace {
 
 using base::Code;
+using testing::expect_error;
+using testing::expect_ok;
+using testing::in_seconds;
+using testing::open_endpoint;
+using testing::random_bytes;
+using testing::stat;
+using Pair = testing::TransportPair;
 using std::chrono::steady_clock;
-
-exec::Deadline in(double s) {
-  return steady_clock::now() +
-         std::chrono::duration_cast<steady_clock::duration>(std::chrono::duration<double>(s));
-}
 
 struct Way {
   const char* name;
@@ -45,79 +48,7 @@ Options options_of(const Way& way) {
   return options;
 }
 
-std::unique_ptr<Endpoint> open(const Options& options) {
-  auto endpoint = Endpoint::open(options);
-  EXPECT_TRUE(endpoint) << (endpoint ? "" : endpoint.error().message);
-  return *std::move(endpoint);
-}
-
-std::vector<std::byte> random_bytes(std::size_t length, std::uint64_t seed) {
-  std::vector<std::byte> out(length);
-  base::Prng(seed).fill(out);
-  return out;
-}
-
-std::uint64_t stat(const Endpoint& endpoint, std::string_view name) {
-  for (const auto& [key, value] : endpoint.stats()) {
-    if (key == name) return value;
-  }
-  ADD_FAILURE() << "no counter " << name;
-  return 0;
-}
-
-// A writer and a reader; the reader's memory is one region.
-class Pair {
- public:
-  Pair(const Options& writer_options, const Options& reader_options, std::size_t length)
-      : source(random_bytes(length, 1)),
-        target(length),
-        reader(open(reader_options)),
-        writer(open(writer_options)),
-        source_region(*writer->register_region(source.data(), length)),
-        target_region(*reader->register_region(target.data(), length)) {}
-
-  void connect() {
-    const auto connected = writer->connect(reader->addresses(), std::nullopt);
-    ASSERT_TRUE(connected) << connected.error().message;
-    peer = *connected;
-  }
-
-  GrantId grant_all() { return *reader->open_grant({{target_region, 0, target.size()}}, std::nullopt); }
-
-  Piece piece(std::size_t from, std::size_t to, std::size_t length) const {
-    return {source.data() + from, target_region, to, length};
-  }
-
-  exec::Ticket write(GrantId grant, std::vector<Piece> pieces, exec::Deadline deadline = std::nullopt) {
-    const auto ticket = writer->submit_write(peer, grant, std::move(pieces), deadline);
-    EXPECT_TRUE(ticket) << ticket.error().message;
-    return ticket ? *ticket : exec::Ticket();
-  }
-
-  // Declared first: the memory outlives the endpoints.
-  std::vector<std::byte> source;
-  std::vector<std::byte> target;
-  std::unique_ptr<Endpoint> reader;
-  std::unique_ptr<Endpoint> writer;
-  RegionId source_region;
-  RegionId target_region;
-  PeerId peer = 0;
-};
-
-void expect_ok(const exec::Ticket& ticket) {
-  ASSERT_TRUE(ticket.wait(in(60)));
-  const base::Status status = ticket.status();
-  EXPECT_TRUE(status) << status.error().message;
-}
-
-void expect_error(const exec::Ticket& ticket, Code code) {
-  ASSERT_TRUE(ticket.wait(in(60)));
-  const base::Status status = ticket.status();
-  ASSERT_FALSE(status);
-  EXPECT_EQ(base::code_name(status.error().code), base::code_name(code)) << status.error().message;
-}
-
-class Transport : public testing::TestWithParam<Way> {
+class Transport : public ::testing::TestWithParam<Way> {
  protected:
   std::unique_ptr<Pair> pair(std::size_t length) {
     const Options options = options_of(GetParam());
@@ -169,8 +100,8 @@ TEST_P(Transport, BothSidesMayWrite) {
   EXPECT_EQ(peers[0].endpoint, p->writer->id());
   const GrantId back = *p->writer->open_grant({{p->source_region, 0, 1 << 20}}, p->reader->id());
   base::Prng(99).fill(p->target);  // in place: the region stays where it is
-  const auto ticket =
-      p->reader->submit_write(peers[0].id, back, {{p->target.data(), p->source_region, 0, 1 << 20}}, in(60));
+  const auto ticket = p->reader->submit_write(
+      peers[0].id, back, {{p->target.data(), p->source_region, 0, 1 << 20}}, in_seconds(60));
   ASSERT_TRUE(ticket);
   expect_ok(*ticket);
   EXPECT_EQ(p->source, p->target);
@@ -208,9 +139,9 @@ TEST_P(Transport, NothingLandsAfterARevocation) {
     const GrantId grant = p->grant_all();
     const exec::Ticket write = p->write(grant, {p->piece(0, 0, p->source.size())});
     const exec::Ticket gone = p->reader->revoke_grant(grant);
-    ASSERT_TRUE(gone.wait(in(60)));
+    ASSERT_TRUE(gone.wait(in_seconds(60)));
     std::memset(p->target.data(), 0, p->target.size());
-    ASSERT_TRUE(write.wait(in(60)));
+    ASSERT_TRUE(write.wait(in_seconds(60)));
     for (const std::byte b : p->target) ASSERT_EQ(b, std::byte{0});
   }
   EXPECT_EQ(stat(*p->reader, "num_grants"), 0u);
@@ -224,7 +155,7 @@ TEST_P(Transport, ACancelledWriteResolvesAndLeavesTheMemoryAlone) {
   for (int round = 0; round < 10; ++round) {
     const exec::Ticket write = p->write(grant, {p->piece(0, 0, p->source.size())});
     write.cancel();
-    ASSERT_TRUE(write.wait(in(60)));
+    ASSERT_TRUE(write.wait(in_seconds(60)));
     num_cancelled += !write.status();
     EXPECT_TRUE(p->writer->release_region(p->source_region));  // nobody reads it any more
     const std::vector<std::byte> after = p->target;
@@ -251,7 +182,7 @@ TEST_P(Transport, MessagesArrive) {
   }
   std::vector<Event> events;
   while (events.size() < 100) {
-    auto some = p->reader->receive(7, in(60));
+    auto some = p->reader->receive(7, in_seconds(60));
     ASSERT_FALSE(some.empty());
     for (auto& event : some) events.push_back(std::move(event));
   }
@@ -280,9 +211,9 @@ TEST_P(Transport, ADisconnectCancelsWhatWaitsAndTellsTheOtherSide) {
   auto p = pair(64 << 20);
   const exec::Ticket write = p->write(p->grant_all(), {p->piece(0, 0, p->source.size())});
   ASSERT_TRUE(p->writer->disconnect(p->peer));
-  ASSERT_TRUE(write.wait(in(60)));
+  ASSERT_TRUE(write.wait(in_seconds(60)));
   EXPECT_TRUE(p->writer->release_region(p->source_region));
-  const auto events = p->reader->receive(10, in(60));
+  const auto events = p->reader->receive(10, in_seconds(60));
   ASSERT_EQ(events.size(), 1u);
   EXPECT_EQ(events[0].kind, Event::Kind::kLost);
   EXPECT_EQ(p->writer->submit_write(p->peer, 1, {p->piece(0, 0, 1)}, {}).error().code, Code::kDisconnected);
@@ -296,7 +227,7 @@ TEST_P(Transport, ClosingEitherSideResolvesEverything) {
     auto p = pair(64 << 20);
     const exec::Ticket write = p->write(p->grant_all(), {p->piece(0, 0, p->source.size())});
     (close_reader ? p->reader : p->writer)->close();
-    ASSERT_TRUE(write.wait(in(60)));
+    ASSERT_TRUE(write.wait(in_seconds(60)));
   }
 }
 
@@ -352,11 +283,11 @@ TEST_P(Transport, TheFastWayOfOneHostIsTakenWhenItIsThere) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, Transport,
-                         testing::Values(Way{"one_stream", 1, 1, false, true},
-                                         Way{"four_streams", 4, 1, false, true},
-                                         Way{"three_streams_two_threads", 3, 2, false, true},
-                                         Way{"no_checksum", 2, 1, false, false},
-                                         Way{"same_host", 4, 2, true, true}),
+                         ::testing::Values(Way{"one_stream", 1, 1, false, true},
+                                           Way{"four_streams", 4, 1, false, true},
+                                           Way{"three_streams_two_threads", 3, 2, false, true},
+                                           Way{"no_checksum", 2, 1, false, false},
+                                           Way{"same_host", 4, 2, true, true}),
                          [](const auto& way) { return std::string(way.param.name); });
 
 TEST(Endpoint, ConnectsOverIpv6) {
@@ -383,20 +314,20 @@ TEST(Endpoint, StreamsSpreadOverSeveralAddresses) {
 TEST(Endpoint, AnAddressThatNobodyListensOnIsDisconnected) {
   std::string address;
   {
-    const auto gone = open(Options{});
+    const auto gone = open_endpoint(Options{});
     address = gone->addresses()[0];
   }
-  const auto endpoint = open(Options{});
-  EXPECT_EQ(endpoint->connect({address}, in(5)).error().code, Code::kDisconnected);
-  EXPECT_EQ(endpoint->connect({"localhost:1"}, in(5)).error().code, Code::kInvalid);
-  EXPECT_EQ(endpoint->connect({"127.0.0.1:70000"}, in(5)).error().code, Code::kInvalid);
-  EXPECT_EQ(endpoint->connect({}, in(5)).error().code, Code::kInvalid);
+  const auto endpoint = open_endpoint(Options{});
+  EXPECT_EQ(endpoint->connect({address}, in_seconds(5)).error().code, Code::kDisconnected);
+  EXPECT_EQ(endpoint->connect({"localhost:1"}, in_seconds(5)).error().code, Code::kInvalid);
+  EXPECT_EQ(endpoint->connect({"127.0.0.1:70000"}, in_seconds(5)).error().code, Code::kInvalid);
+  EXPECT_EQ(endpoint->connect({}, in_seconds(5)).error().code, Code::kInvalid);
   EXPECT_EQ(stat(*endpoint, "num_peers"), 0u);
 }
 
 TEST(Endpoint, DoesNotConnectToItself) {
-  const auto endpoint = open(Options{});
-  EXPECT_FALSE(endpoint->connect(endpoint->addresses(), in(5)));
+  const auto endpoint = open_endpoint(Options{});
+  EXPECT_FALSE(endpoint->connect(endpoint->addresses(), in_seconds(5)));
 }
 
 TEST(Endpoint, NeedsASecretBeyondLoopback) {
@@ -405,8 +336,8 @@ TEST(Endpoint, NeedsASecretBeyondLoopback) {
   EXPECT_EQ(Endpoint::open(options).error().code, Code::kInvalid);
   options.allow_unauthenticated = true;
   EXPECT_TRUE(Endpoint::open(options));
-  const auto endpoint = open(Options{});
-  EXPECT_EQ(endpoint->connect({"192.0.2.1:1"}, in(0.1)).error().code, Code::kInvalid);
+  const auto endpoint = open_endpoint(Options{});
+  EXPECT_EQ(endpoint->connect({"192.0.2.1:1"}, in_seconds(0.1)).error().code, Code::kInvalid);
 }
 
 TEST(Endpoint, OptionsOutOfTheirRangeAreRefusedByName) {

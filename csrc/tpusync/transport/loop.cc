@@ -117,7 +117,7 @@ void Loop::run_posted() {
 void Loop::tick() {
   const Time now = steady_clock::now();
   if (now < next_tick_) return;
-  next_tick_ = handlers_.empty() ? Time::max() : now + kTick;
+  next_tick_ = Time::max();
   for_each([&](Handler& handler) { next_tick_ = std::min(next_tick_, handler.on_tick(now)); });
 }
 

@@ -24,8 +24,8 @@ class Handler {
  public:
   virtual ~Handler() = default;
   virtual void on_ready(std::uint32_t epoll_events) = 0;
-  // Every kTick while a handler is there, after the sockets that were ready: time alone shows no silence as
-  // long as there is something to read. Answers when it wants to be ticked next, if earlier than usual.
+  // After the sockets that were ready: time alone shows no silence as long as there is something to read.
+  // Answers when it wants to be ticked next; max() for never.
   virtual Time on_tick(Time now) = 0;
 };
 

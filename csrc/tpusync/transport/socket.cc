@@ -194,9 +194,13 @@ Result<Fd> dial(const Address& target, const Address* source) {
   return fd;
 }
 
-Fd accept_from(int listener) {
+Result<Fd> accept_from(int listener) {
   Fd fd(::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-  if (fd.valid()) send_without_delay(fd.get());
+  if (!fd.valid()) {
+    const bool none_left = errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS;
+    return fail(none_left ? Code::kExhausted : Code::kNotFound, std::strerror(errno));
+  }
+  send_without_delay(fd.get());
   return fd;
 }
 

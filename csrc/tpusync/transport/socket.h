@@ -74,8 +74,8 @@ class Address {
 base::Result<Fd> listen_on(const Address& address);
 // A connection under way: writable once it is there. `source` may be null.
 base::Result<Fd> dial(const Address& target, const Address* source);
-// An invalid Fd when nobody waits.
-Fd accept_from(int listener);
+// kNotFound when nobody waits, kExhausted when there is no descriptor left.
+base::Result<Fd> accept_from(int listener);
 // Who is on the other side of a TCP socket, as text.
 std::string remote_of(int fd);
 // The error that a connection under way ended with; 0 for none.

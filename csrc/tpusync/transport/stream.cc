@@ -4,6 +4,7 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -213,11 +214,11 @@ Time Stream::on_tick(Time now) {
     if (!outbound_->empty() || now >= retry_) status = send();
   }
   if (!status) {
-    if (status.error().code == Code::kDeadline)
+    if (state_ == State::kOpen && status.error().code == Code::kDeadline)
       hub_.counters.peers_silent.fetch_add(1, std::memory_order_relaxed);
     shut(status.error());
   }
-  return retry_;
+  return state_ == State::kClosed ? Time::max() : std::min(retry_, now + Loop::kTick);
 }
 
 }  // namespace tpusync::transport
