@@ -15,6 +15,7 @@ using Time = std::chrono::steady_clock;
 
 namespace {
 constexpr std::uint64_t kRunBytesMin = std::uint64_t{32} << 10;  // cutting finer costs more than it balances
+constexpr std::uint64_t kStreamingBytesMin = std::uint64_t{4} << 20;  // beyond what a core's caches keep
 }  // namespace
 
 // One copy or, without pieces, a marker.
@@ -22,6 +23,7 @@ struct CopyStream::Job {
   exec::TicketSource source;
   layout::PageCopyPlan plan;  // runs cut into pieces of about kPieceBytes over all layers and parts
   std::vector<Buffer> dst_buffers, src_buffers;
+  layout::Stores stores = layout::Stores::kCached;
   std::vector<std::size_t> piece_begins;  // index of the first run of each piece, then the number of runs
   // Hands out pieces. Relaxed: the queue of the executor orders the job's content before its workers.
   std::atomic<std::size_t> next_piece = 0;
@@ -44,6 +46,8 @@ void CopyStream::Job::share_out() {
   cut.reserve(plan.runs.size());
   layout::cut_runs(plan.runs, target, cut);
   plan.runs = std::move(cut);
+  const std::uint64_t total = plan.size_bytes_per_part * plan.num_parts(dst_buffers.size());
+  if (total >= kStreamingBytesMin) stores = layout::Stores::kStreaming;
   std::uint64_t size = target;
   for (std::size_t i = 0; i < plan.runs.size(); ++i) {
     if (size >= target) {
@@ -73,10 +77,11 @@ void CopyStream::Job::copy_piece(std::size_t piece) const {
       std::byte* to = dst.base + layer * plan.dst_layer_stride;
       const std::byte* from = src.base + layer * plan.src_layer_stride;
       for (std::size_t run = piece_begins[piece]; run < piece_begins[piece + 1]; ++run) {
-        layout::copy_run(to, from, plan.runs[run]);
+        layout::copy_run(to, from, plan.runs[run], stores);
       }
     }
   }
+  if (stores == layout::Stores::kStreaming) layout::streaming_fence();
 }
 
 namespace {

@@ -3,6 +3,10 @@
 #include <algorithm>
 #include <cstring>
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 namespace tpusync::layout {
 
 namespace {
@@ -55,6 +59,39 @@ void copy_fixed(std::byte* dst, const std::byte* src, const CopyRun& run) {
   }
 }
 
+constexpr std::uint64_t kLineBytes = 64;
+constexpr std::uint64_t kStreamedLengthMin =
+    4 * kLineBytes;  // below it too many lines are written in two halves
+
+#if defined(__SSE2__)
+void copy_streaming(std::byte* dst, const std::byte* src, std::uint64_t length) {
+  const std::uint64_t head = -reinterpret_cast<std::uintptr_t>(dst) % kLineBytes;
+  std::memcpy(dst, src, head);
+  const std::uint64_t body_end = head + (length - head) / kLineBytes * kLineBytes;
+  for (std::uint64_t at = head; at < body_end; at += kLineBytes) {
+    const auto* from = reinterpret_cast<const __m128i*>(src + at);
+    auto* to = reinterpret_cast<__m128i*>(dst + at);
+    const __m128i a = _mm_loadu_si128(from), b = _mm_loadu_si128(from + 1);
+    const __m128i c = _mm_loadu_si128(from + 2), d = _mm_loadu_si128(from + 3);
+    _mm_stream_si128(to, a);
+    _mm_stream_si128(to + 1, b);
+    _mm_stream_si128(to + 2, c);
+    _mm_stream_si128(to + 3, d);
+  }
+  std::memcpy(dst + body_end, src + body_end, length - body_end);
+}
+#else
+void copy_streaming(std::byte* dst, const std::byte* src, std::uint64_t length) {
+  std::memcpy(dst, src, length);
+}
+#endif
+
+void copy_any(std::byte* dst, const std::byte* src, const CopyRun& run,
+              void (*copy)(std::byte*, const std::byte*, std::uint64_t)) {
+  for (std::uint64_t i = 0; i < run.count; ++i)
+    copy(dst + i * run.dst_stride, src + i * run.src_stride, run.length);
+}
+
 }  // namespace
 
 std::optional<std::uint64_t> src_end(const CopyRun& run) {
@@ -99,9 +136,11 @@ void cut_runs(const std::vector<CopyRun>& runs, std::uint64_t size_bytes_max, st
   }
 }
 
-void copy_run(std::byte* dst, const std::byte* src, const CopyRun& run) {
+void copy_run(std::byte* dst, const std::byte* src, const CopyRun& run, Stores stores) {
   dst += run.dst_offset;
   src += run.src_offset;
+  if (stores == Stores::kStreaming && run.length >= kStreamedLengthMin)
+    return copy_any(dst, src, run, &copy_streaming);
   switch (run.length) {
     case 64:
       return copy_fixed<64>(dst, src, run);
@@ -112,11 +151,14 @@ void copy_run(std::byte* dst, const std::byte* src, const CopyRun& run) {
     default:
       break;
   }
-  for (std::uint64_t i = 0; i < run.count; ++i) {
-    std::memcpy(dst, src, run.length);
-    dst += run.dst_stride;
-    src += run.src_stride;
-  }
+  copy_any(dst, src, run,
+           [](std::byte* to, const std::byte* from, std::uint64_t length) { std::memcpy(to, from, length); });
+}
+
+void streaming_fence() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
 }
 
 }  // namespace tpusync::layout

@@ -38,7 +38,14 @@ void append_merged(std::vector<CopyRun>& runs, const CopyRun& run);
 // Appends `runs` to `out`, none longer than about `size_bytes_max`: for work that is shared out in pieces.
 void cut_runs(const std::vector<CopyRun>& runs, std::uint64_t size_bytes_max, std::vector<CopyRun>& out);
 
-// Moves the bytes. The two sides must not overlap and must hold what src_end() and dst_end() say.
-void copy_run(std::byte* dst, const std::byte* src, const CopyRun& run);
+// Streaming stores go around the caches: for copies so large that their destination would be evicted before
+// it is read. They save the read of each destination line: 1.4 to 2.6 times the rate of cached stores
+// (benchmarks/).
+enum class Stores : unsigned char { kCached, kStreaming };
+
+// Moves the bytes. The two sides must not overlap and must hold what src_end() and dst_end() say. After
+// kStreaming, call streaming_fence() before another thread is told of the bytes.
+void copy_run(std::byte* dst, const std::byte* src, const CopyRun& run, Stores stores = Stores::kCached);
+void streaming_fence();
 
 }  // namespace tpusync::layout

@@ -83,17 +83,22 @@ TEST(CopyRun, CutRunsMoveTheSameBytesInSmallerRuns) {
 TEST(CopyRun, CopiesEveryPieceAndNothingElse) {
   std::vector<std::byte> src(40000);
   for (std::size_t i = 0; i < src.size(); ++i) src[i] = std::byte(i * 7 + i / 256);
-  for (const std::uint64_t length : {1, 64, 128, 200, 256, 1024}) {
+  for (const std::uint64_t length : {1, 64, 128, 200, 256, 257, 1024, 3000}) {
     const std::vector<CopyRun> runs{{.src_offset = 5,
                                      .dst_offset = 9,
                                      .length = length,
                                      .count = 9,
                                      .src_stride = length + 3,
                                      .dst_stride = length + 2}};
-    std::vector<std::byte> dst(40000, std::byte{0xEE}), expected = dst;
+    const std::vector<std::byte> dst(40000, std::byte{0xEE});
+    auto expected = dst;
     for (const auto& [from, to] : moves(runs)) expected[to] = src[from];
-    copy_run(dst.data(), src.data(), runs[0]);
-    EXPECT_EQ(dst, expected) << length;
+    for (const Stores stores : {Stores::kCached, Stores::kStreaming}) {
+      auto got = dst;
+      copy_run(got.data(), src.data(), runs[0], stores);
+      streaming_fence();
+      EXPECT_EQ(got, expected) << length;
+    }
   }
 }
 

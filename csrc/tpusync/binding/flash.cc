@@ -1,0 +1,221 @@
+#include <fmt/format.h>
+#include <pybind11/stl.h>
+
+#include <cstring>
+#include <filesystem>
+#include <optional>
+
+#include "tpusync/binding/bind.h"
+#include "tpusync/flash/flash_store.h"
+
+namespace tpusync::binding {
+
+using base::Code;
+using flash::FlashStore;
+using index::PageKey;
+
+namespace {
+
+// A copy: the bytes object may go as soon as the GIL is released.
+std::vector<PageKey> keys_of(const py::bytes& bytes, const char* name) {
+  const std::string_view view = bytes;
+  if (view.size() % index::kKeyBytes != 0) {
+    raise({Code::kInvalid,
+           fmt::format("{}: {} bytes, not a multiple of {}", name, view.size(), index::kKeyBytes)});
+  }
+  std::vector<PageKey> keys(view.size() / index::kKeyBytes);
+  if (!keys.empty()) std::memcpy(keys.data(), view.data(), view.size());
+  return keys;
+}
+
+template <typename Value>
+Value choice_of(const char* name, const std::string& text,
+                std::initializer_list<std::pair<const char*, Value>> choices) {
+  std::string allowed;
+  for (const auto& [choice, value] : choices) {
+    if (text == choice) return value;
+    allowed += (allowed.empty() ? "" : ", ") + std::string(choice);
+  }
+  raise({Code::kInvalid, fmt::format("{}: '{}', allowed are {}", name, text, allowed)});
+}
+
+flash::Digest digest_of(const py::bytes& bytes) {
+  const std::string_view view = bytes;
+  flash::Digest digest;
+  if (view.size() != digest.size()) {
+    raise({Code::kInvalid, fmt::format("namespace: {} bytes, must be {}", view.size(), digest.size())});
+  }
+  std::memcpy(digest.data(), view.data(), digest.size());
+  return digest;
+}
+
+// Destroying a store waits for its work: never with the GIL held, which a log line of that work may need.
+struct DeleteWithoutGil {
+  void operator()(FlashStore* store) const {
+    py::gil_scoped_release release;
+    delete store;
+  }
+};
+using StoreHolder = std::unique_ptr<FlashStore, DeleteWithoutGil>;
+
+StoreHolder open_store(const flash::FlashOptions& options) {
+  auto store = [&] {
+    py::gil_scoped_release release;
+    return FlashStore::open(options);
+  }();
+  if (store) return StoreHolder(store->release());
+  base::Error error = std::move(store).error();
+  // A directory of a newer version is the fault of the storage, not of the configuration.
+  if (error.code == Code::kUnsupported || error.code == Code::kNotFound) error.code = Code::kIo;
+  raise(error);
+}
+
+struct BatchArguments {
+  std::vector<PageKey> keys;
+  std::vector<PageKey> prefix;
+  flash::PageBatch batch;
+};
+
+void fill_batch(BatchArguments& arguments, const py::bytes& keys, const py::bytes& prefix,
+                const Array<std::uint64_t>& addresses, const Array<std::uint64_t>& lengths,
+                const py::object& timeout_s) {
+  arguments.keys = keys_of(keys, "keys");
+  arguments.prefix = keys_of(prefix, "prefix");
+  if (addresses.ndim() != 2 || lengths.ndim() != 1) {
+    raise({Code::kInvalid, "addresses must have the shape [pages, pieces] and lengths [pieces]"});
+  }
+  if (static_cast<std::size_t>(addresses.shape(0)) != arguments.keys.size() ||
+      addresses.shape(1) != lengths.shape(0)) {
+    raise({Code::kInvalid, fmt::format("addresses: [{}, {}] for {} keys and {} lengths", addresses.shape(0),
+                                       addresses.shape(1), arguments.keys.size(), lengths.shape(0))});
+  }
+  arguments.batch = {.keys = arguments.keys,
+                     .prefix = arguments.prefix,
+                     .addresses = view(addresses),
+                     .lengths = view(lengths),
+                     .deadline = deadline_of(timeout_s)};
+}
+
+using Submit = base::Result<flash::BatchTicket> (FlashStore::*)(const flash::PageBatch&);
+
+template <Submit kSubmit>
+PyTicket submit(FlashStore& store, const py::bytes& keys, const py::bytes& prefix,
+                const Array<std::uint64_t>& addresses, const Array<std::uint64_t>& lengths,
+                const py::object& timeout_s) {
+  BatchArguments arguments;
+  fill_batch(arguments, keys, prefix, addresses, lengths, timeout_s);
+  auto submitted = [&] {
+    py::gil_scoped_release release;
+    return (store.*kSubmit)(arguments.batch);
+  }();
+  flash::BatchTicket ticket = unwrap(std::move(submitted));
+  return {std::move(ticket.ticket), std::move(ticket.outcomes)};
+}
+
+std::size_t match(FlashStore& store, const py::bytes& keys, const py::bytes& prefix) {
+  const auto key_list = keys_of(keys, "keys");
+  const auto prefix_list = keys_of(prefix, "prefix");
+  py::gil_scoped_release release;
+  return store.match(key_list, prefix_list);
+}
+
+Array<bool> contains(FlashStore& store, const py::bytes& keys) {
+  const auto key_list = keys_of(keys, "keys");
+  const auto found = [&] {
+    py::gil_scoped_release release;
+    return store.contains(key_list);
+  }();
+  Array<bool> answer(static_cast<py::ssize_t>(found.size()));
+  for (std::size_t i = 0; i < found.size(); ++i) answer.mutable_data()[i] = found[i];
+  return answer;
+}
+
+std::size_t remove(FlashStore& store, const py::bytes& keys) {
+  const auto key_list = keys_of(keys, "keys");
+  py::gil_scoped_release release;
+  return store.remove(key_list);
+}
+
+py::bytes all_keys(FlashStore& store) {
+  const auto keys = [&] {
+    py::gil_scoped_release release;
+    return store.keys();
+  }();
+  return py::bytes(reinterpret_cast<const char*>(keys.data()), keys.size() * index::kKeyBytes);
+}
+
+py::dict stats(FlashStore& store) {
+  const auto samples = [&] {
+    py::gil_scoped_release release;
+    return store.stats();
+  }();
+  py::dict answer;
+  for (const metrics::Sample& sample : samples) {
+    answer[py::str(sample.name)] =
+        std::visit([](const auto& value) -> py::object { return py::cast(value); }, sample.value);
+  }
+  return answer;
+}
+
+StoreHolder make_store(const std::string& path, const py::bytes& name_space,
+                       const std::string& namespace_json, std::uint64_t page_bytes,
+                       std::optional<std::uint64_t> capacity_bytes, std::optional<std::uint64_t> floor_bytes,
+                       std::optional<std::uint64_t> write_budget_bytes_per_day, const std::string& fsync,
+                       const std::string& io, int num_threads, bool allow_tmpfs) {
+  using flash::FsyncPolicy;
+  using flash::IoKind;
+  flash::FlashOptions options;
+  options.path = path.empty() ? path : std::filesystem::absolute(path).lexically_normal().string();
+  options.name_space = digest_of(name_space);
+  options.namespace_json = namespace_json;
+  options.page_bytes = page_bytes;
+  options.capacity_bytes = capacity_bytes;
+  options.floor_bytes = floor_bytes;
+  options.write_budget_bytes_per_day = write_budget_bytes_per_day;
+  options.fsync = choice_of<FsyncPolicy>(
+      "fsync", fsync,
+      {{"none", FsyncPolicy::kNone}, {"interval", FsyncPolicy::kInterval}, {"always", FsyncPolicy::kAlways}});
+  options.io = choice_of<IoKind>("io", io,
+                                 {{"auto", IoKind::kAuto},
+                                  {"uring", IoKind::kUring},
+                                  {"threads", IoKind::kThreads},
+                                  {"buffered", IoKind::kBuffered}});
+  options.num_threads = num_threads;
+  options.allow_tmpfs = allow_tmpfs;
+  return open_store(options);
+}
+
+bool flush(FlashStore& store, const py::object& timeout_s) {
+  const exec::Deadline deadline = deadline_of(timeout_s);
+  py::gil_scoped_release release;
+  return store.flush(deadline);
+}
+
+}  // namespace
+
+void bind_flash(py::module_& module) {
+  module.attr("KEY_BYTES") = index::kKeyBytes;
+  const auto release_gil = py::call_guard<py::gil_scoped_release>();
+  py::class_<FlashStore, StoreHolder>(module, "FlashStore", py::is_final())
+      .def(py::init(&make_store), py::kw_only(), py::arg("path"), py::arg("namespace"),
+           py::arg("namespace_json"), py::arg("page_bytes"), py::arg("capacity_bytes") = py::none(),
+           py::arg("floor_bytes") = py::none(), py::arg("write_budget_bytes_per_day") = py::none(),
+           py::arg("fsync") = "none", py::arg("io") = "auto", py::arg("num_threads") = 4,
+           py::arg("allow_tmpfs") = false)
+      .def("submit_put", &submit<&FlashStore::submit_put>, py::arg("keys"), py::arg("prefix"),
+           py::arg("addresses").noconvert(), py::arg("lengths").noconvert(),
+           py::arg("timeout_s") = py::none())
+      .def("submit_get", &submit<&FlashStore::submit_get>, py::arg("keys"), py::arg("prefix"),
+           py::arg("addresses").noconvert(), py::arg("lengths").noconvert(),
+           py::arg("timeout_s") = py::none())
+      .def("match", &match, py::arg("keys"), py::arg("prefix"))
+      .def("contains", &contains, py::arg("keys"))
+      .def("remove", &remove, py::arg("keys"))
+      .def("clear", &FlashStore::clear, release_gil)
+      .def("keys", &all_keys)
+      .def("stats", &stats)
+      .def("flush", &flush, py::arg("timeout_s") = py::none())
+      .def("close", &FlashStore::close, release_gil);
+}
+
+}  // namespace tpusync::binding

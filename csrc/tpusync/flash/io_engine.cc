@@ -1,0 +1,51 @@
+#include "tpusync/flash/io_engine.h"
+
+#include <fmt/format.h>
+
+#include "tpusync/base/log.h"
+
+namespace tpusync::flash {
+
+using base::Code;
+using base::Result;
+using base::Status;
+
+namespace {
+
+class BlockingEngine final : public IoEngine {
+ public:
+  std::string_view name() const override { return "threads"; }
+
+  void run(os::File& file, IoJob& job) override {
+    for (std::size_t i = 0; i < job.size(); ++i) {
+      Io io;
+      if (job.prepare(i, io)) job.complete(i, transfer(file, io));
+    }
+  }
+
+ private:
+  static Status transfer(os::File& file, const Io& io) {
+    if (io.is_write) return file.write(io.pieces, io.offset);
+    const auto num_read = file.read(io.pieces, io.offset);
+    if (!num_read) return tl::unexpected(num_read.error());
+    std::size_t num_wanted = 0;
+    for (const iovec& piece : io.pieces) num_wanted += piece.iov_len;
+    if (*num_read == num_wanted) return {};
+    return base::fail(Code::kIo, fmt::format("read {} of {} bytes at {}: the slot file ends there", *num_read,
+                                             num_wanted, io.offset));
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<IoEngine> make_blocking_engine() {
+  return std::make_unique<BlockingEngine>();
+}
+
+Result<std::unique_ptr<IoEngine>> make_engine(IoKind kind, os::File& file) {
+  if (kind == IoKind::kThreads || kind == IoKind::kBuffered || kind == IoKind::kAuto)
+    return make_blocking_engine();
+  return make_uring_engine(file);
+}
+
+}  // namespace tpusync::flash

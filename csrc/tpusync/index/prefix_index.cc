@@ -1,0 +1,156 @@
+#include "tpusync/index/prefix_index.h"
+
+#include <algorithm>
+#include <cassert>
+
+namespace tpusync::index {
+
+namespace {
+constexpr std::size_t kNumBucketsMin = 1024;
+// More ancestors than this are not looked for when a caller names none.
+constexpr int kNumAncestorsMax = 4096;
+}  // namespace
+
+PrefixIndex::PrefixIndex(std::unique_ptr<EvictOrder> order)
+    : order_(std::move(order)), buckets_(kNumBucketsMin, kNoSlot) {}
+
+void PrefixIndex::grow_to(std::size_t num_slots) {
+  entries_.grow_to(num_slots);
+  order_->grow_to(num_slots);
+}
+
+std::size_t PrefixIndex::bucket_of(std::uint64_t short_hash) const {
+  // Keys of a damaged or hostile source need not be uniform: mix.
+  return ((short_hash * 0x9e3779b97f4a7c15ull) >> 20) & (buckets_.size() - 1);
+}
+
+SlotId PrefixIndex::find(const PageKey& key) const {
+  SlotId slot = buckets_[bucket_of(key.short_hash())];
+  while (slot != kNoSlot && entries_[slot].key != key) slot = entries_[slot].chain;
+  return slot;
+}
+
+SlotId PrefixIndex::find_parent(const Entry& child) const {
+  if (child.parent == 0) return kNoSlot;
+  SlotId slot = buckets_[bucket_of(child.parent)];
+  while (slot != kNoSlot && entries_[slot].key.short_hash() != child.parent) slot = entries_[slot].chain;
+  return slot;
+}
+
+void PrefixIndex::add_to_table(SlotId slot, const PageKey& key, Ancestry ancestry) {
+  if (size_ >= buckets_.size()) rehash(buckets_.size() * 2);
+  SlotId& head = buckets_[bucket_of(key.short_hash())];
+  Entry& entry = entries_[slot];
+  entry.key = key;
+  entry.parent = ancestry.parent & PageKey::kShortHashMask;
+  entry.depth = ancestry.depth;
+  entry.chain = head;
+  entry.used = true;
+  entry.ordered = false;
+  head = slot;
+  ++size_;
+}
+
+void PrefixIndex::insert(SlotId slot, const PageKey& key, Ancestry ancestry) {
+  assert(!entries_[slot].used);
+  add_to_table(slot, key, ancestry);
+  const SlotId parent = find_parent(entries_[slot]);
+  order_->insert(slot, parent == slot ? kNoSlot : parent);
+  entries_[slot].ordered = true;
+}
+
+void PrefixIndex::erase(SlotId slot) {
+  Entry& entry = entries_[slot];
+  assert(entry.used);
+  SlotId* link = &buckets_[bucket_of(entry.key.short_hash())];
+  while (*link != slot) link = &entries_[*link].chain;
+  *link = entry.chain;
+  order_->erase(slot);
+  entry.used = false;
+  --size_;
+}
+
+void PrefixIndex::rehash(std::size_t num_buckets) {
+  std::vector<SlotId> old(num_buckets, kNoSlot);
+  old.swap(buckets_);
+  for (SlotId head : old) {
+    while (head != kNoSlot) {
+      Entry& entry = entries_[head];
+      const SlotId next = entry.chain;
+      SlotId& place = buckets_[bucket_of(entry.key.short_hash())];
+      entry.chain = place;
+      place = head;
+      head = next;
+    }
+  }
+}
+
+std::size_t PrefixIndex::match(std::span<const PageKey> keys) const {
+  std::size_t num_found = 0;
+  while (num_found < keys.size() && find(keys[num_found]) != kNoSlot) ++num_found;
+  return num_found;
+}
+
+void PrefixIndex::touch(const PageKey& key) {
+  if (const SlotId slot = find(key); slot != kNoSlot) order_->touch(slot);
+}
+
+void PrefixIndex::touch_path(std::span<const PageKey> prefix, std::span<const PageKey> keys) {
+  for (std::size_t i = keys.size(); i-- > 0;) touch(keys[i]);
+  for (std::size_t i = prefix.size(); i-- > 0;) touch(prefix[i]);
+  if (!prefix.empty() || keys.empty()) return;
+  SlotId slot = find(keys.front());
+  for (int i = 0; slot != kNoSlot && i < kNumAncestorsMax; ++i) {
+    slot = find_parent(entries_[slot]);
+    if (slot != kNoSlot) order_->touch(slot);
+  }
+}
+
+std::vector<PageKey> PrefixIndex::keys() const {
+  std::vector<PageKey> keys;
+  keys.reserve(size_);
+  order_->for_each([&](SlotId slot) { keys.push_back(entries_[slot].key); });
+  return keys;
+}
+
+std::vector<SlotId> PrefixIndex::rebuild(std::span<const SlotId> slots,
+                                         const std::function<Recovered(SlotId)>& entry_of) {
+  assert(size_ == 0);
+  std::size_t num_buckets = kNumBucketsMin;
+  while (num_buckets < slots.size()) num_buckets *= 2;
+  rehash(num_buckets);
+  std::vector<SlotId> duplicates;
+  for (SlotId slot : slots) {
+    const Recovered entry = entry_of(slot);
+    if (find(entry.key) == kNoSlot) {
+      add_to_table(slot, entry.key, entry.ancestry);
+    } else {
+      duplicates.push_back(slot);
+    }
+  }
+  std::vector<SlotId> path;
+  for (SlotId slot : slots) {
+    if (!entries_[slot].used) continue;
+    for (SlotId at = slot; at != kNoSlot && !entries_[at].ordered; at = find_parent(entries_[at])) {
+      entries_[at].ordered = true;
+      path.push_back(at);
+    }
+    for (; !path.empty(); path.pop_back()) order_->append(path.back());
+  }
+  return duplicates;
+}
+
+bool PrefixIndex::consistent() const {
+  std::size_t num_in_table = 0;
+  for (SlotId head : buckets_) {
+    for (SlotId slot = head; slot != kNoSlot; slot = entries_[slot].chain) {
+      if (!entries_[slot].used || find(entries_[slot].key) != slot) return false;
+      if (++num_in_table > size_) return false;
+    }
+  }
+  std::size_t num_ordered = 0;
+  order_->for_each([&](SlotId slot) { num_ordered += entries_[slot].used; });
+  return num_in_table == size_ && num_ordered == size_;
+}
+
+}  // namespace tpusync::index

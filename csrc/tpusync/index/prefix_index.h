@@ -1,0 +1,85 @@
+// Which page is in which slot, and in which order entries are evicted. Metadata only.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "tpusync/index/evict_order.h"
+#include "tpusync/index/page_key.h"
+#include "tpusync/index/slot_array.h"
+
+namespace tpusync::index {
+
+// The place of a page in its prefix, as the slot table keeps it.
+struct Ancestry {
+  std::uint64_t parent = 0;  // PageKey::short_hash of the page before; 0 for the head of a prefix
+  std::uint16_t depth = 0;   // pages before it, at most 65535
+};
+
+// Thread-compatible. Costs 48 bytes per slot, 8 for the order, and 4 to 8 per entry for the hash table.
+class PrefixIndex {
+ public:
+  explicit PrefixIndex(std::unique_ptr<EvictOrder> order);
+
+  // Slots below `num_slots` may be used from now on.
+  void grow_to(std::size_t num_slots);
+
+  std::size_t size() const { return size_; }
+  SlotId find(const PageKey& key) const;  // kNoSlot: a miss
+  const PageKey& key_at(SlotId slot) const { return entries_[slot].key; }
+  bool occupied(SlotId slot) const { return entries_[slot].used; }
+
+  // `key` must not be stored and `slot` must be free.
+  void insert(SlotId slot, const PageKey& key, Ancestry ancestry);
+  void erase(SlotId slot);
+
+  // Number of leading keys that are stored. Does not touch.
+  std::size_t match(std::span<const PageKey> keys) const;
+
+  // Marks a path as used, its deepest page first and its head last, so that ancestors stay the younger ones.
+  // `prefix` are the pages before `keys`; without it ancestors are found through the parents that are known.
+  void touch_path(std::span<const PageKey> prefix, std::span<const PageKey> keys);
+
+  SlotId victim(const std::function<bool(SlotId)>& may_evict) const { return order_->victim(may_evict); }
+  std::vector<PageKey> keys() const;  // the one evicted last first
+
+  // Fills an empty index. `slots` are sorted by last write, newest first; key and ancestry of each are asked
+  // for. Entries get that order, except that each entry's ancestors come before it. Duplicate keys: the first
+  // stays, the others are returned.
+  struct Recovered {
+    PageKey key;
+    Ancestry ancestry;
+  };
+  std::vector<SlotId> rebuild(std::span<const SlotId> slots,
+                              const std::function<Recovered(SlotId)>& entry_of);
+
+  // Walks everything and answers whether all invariants hold. For tests.
+  bool consistent() const;
+
+ private:
+  struct Entry {
+    PageKey key;
+    std::uint64_t parent : 48;
+    std::uint64_t depth : 16;
+    SlotId chain;  // next entry of the same bucket
+    bool used;
+    bool ordered;
+  };
+  static_assert(sizeof(Entry) == 48);
+
+  std::size_t bucket_of(std::uint64_t short_hash) const;
+  SlotId find_parent(const Entry& child) const;
+  void add_to_table(SlotId slot, const PageKey& key, Ancestry ancestry);
+  void rehash(std::size_t num_buckets);
+  void touch(const PageKey& key);
+
+  std::unique_ptr<EvictOrder> order_;
+  SlotArray<Entry> entries_;
+  std::vector<SlotId> buckets_;
+  std::size_t size_ = 0;
+};
+
+}  // namespace tpusync::index

@@ -1,0 +1,125 @@
+"""`tpusync bench serving`, behind its options."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from sglang_tpusync.bench.report import ServingRow
+from sglang_tpusync.bench.serving.plan import Backend, Plan
+from sglang_tpusync.errors import ConfigError
+
+__all__ = ["Outcome", "measure", "run_command"]
+
+_TOLERANCE_OF_RANKS = 0.02  # log probabilities of several ranks were seen to differ by 0.008 with equal tokens
+_RESTART_GOAL = {"long-llama": 0.06}
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run found. Immutable."""
+
+    host: dict[str, object]
+    rows: list[ServingRow]
+    reasons: list[str]  # why it does not pass
+
+
+def run_command(
+    *,
+    model: str,
+    prompt_tokens: str,
+    rounds: int,
+    output_tokens: int,
+    seed: int,
+    compare: Sequence[str],
+    tp: int,
+    tolerance: float | None,
+    control: bool,
+    url: str | None,
+    json_file: Path | None,
+    png: Path | None,
+    keep: Path | None,
+) -> int:
+    """Measures, prints and writes. The exit code: 0 pass, 1 not; raises TpuSyncError where it could not be measured."""
+    plan = Plan(
+        model=model,
+        prompt_tokens=_lengths(prompt_tokens),
+        num_rounds=rounds,
+        output_tokens=output_tokens,
+        seed=seed,
+        backends=_backends(compare),
+        tp_size=tp,
+        tolerance=tolerance if tolerance is not None else (0.0 if tp == 1 else _TOLERANCE_OF_RANKS),
+        control=control,
+        restart_goal=_RESTART_GOAL.get(model) if tp == 1 else None,
+    ).validate()
+    outcome = measure(plan, url=url, keep=keep)
+    _show(plan, outcome)
+    if json_file is not None:
+        from sglang_tpusync.bench.report import write_report
+
+        write_report(json_file, "serving", outcome.host, outcome.rows)
+    if png is not None:
+        from sglang_tpusync.bench.serving.render import write_chart
+
+        write_chart(outcome.rows, png, f"Time to first token by where the KV comes from ({plan.model}, CPU)")
+    return 1 if outcome.reasons else 0
+
+
+def measure(plan: Plan, *, url: str | None = None, keep: Path | None = None) -> Outcome:
+    """The whole run, on servers that are started and stopped here, or on the one at `url`."""
+    from sglang_tpusync.bench.host import describe_host
+    from sglang_tpusync.bench.serving.rows import differences, make_rows, verdict
+    from sglang_tpusync.bench.serving.run import run_on_servers, run_on_url
+
+    with tempfile.TemporaryDirectory(prefix="tpusync-bench-", dir=_scratch_parent()) as scratch:
+        directory = keep if keep is not None else Path(scratch)
+        directory.mkdir(parents=True, exist_ok=True)
+        if url is not None:
+            samples, bytes_per_token = run_on_url(plan, url)
+        else:
+            samples, bytes_per_token = run_on_servers(plan, directory)
+        settings = {name: value for name, value in msgspec.to_builtins(plan).items() if name != "model"}
+        host = describe_host(directory, model=Path(plan.model).name, **settings)
+    rows = make_rows(plan, samples, bytes_per_token)
+    return Outcome(host=host, rows=rows, reasons=verdict(plan, rows, differences(plan, samples)))
+
+
+def _show(plan: Plan, outcome: Outcome) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+
+    from sglang_tpusync.bench.serving.render import rich_table
+
+    console = Console()
+    title = f"{plan.model}, medians of {plan.num_rounds} rounds, greedy ids and log probabilities compared"
+    console.print(rich_table(outcome.rows, title))
+    for reason in outcome.reasons:
+        console.print(f"[red]not met:[/] {escape(reason)}", soft_wrap=True)
+    if not outcome.reasons:
+        console.print("[green]all answers identical, every goal met[/]")
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError:
+        raise ConfigError(f"--prompt-tokens {text!r}: allowed are whole numbers, separated by commas") from None
+
+
+def _backends(compare: Sequence[str]) -> tuple[Backend, ...]:
+    for name in compare:
+        if name != "file":
+            raise ConfigError(f"--compare {name!r}: allowed is 'file'")
+    return ("tpusync", *(["file"] if compare else []))  # type: ignore[return-value]
+
+
+def _scratch_parent() -> Path:
+    """A place on a disk: the directory for temporary files is often memory."""
+    from sglang_tpusync.config import read_environment
+
+    place = read_environment().cache_home / "sglang-tpusync" / "bench"
+    place.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return place

@@ -1,0 +1,329 @@
+"""The HiCache storage backend (L3) over one FlashStore per rank.
+
+Nothing here raises into SGLang's threads: what goes wrong is a miss or a refused write, counted and logged. A
+refused write answers True, because SGLang takes a False for the end of the whole operation, and is told apart by
+its count.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolName, PoolTransferResult
+
+from sglang_tpusync import _core, runtime
+from sglang_tpusync.config import Options, read_options, size_in_bytes, store_path
+from sglang_tpusync.errors import UnsupportedError
+from sglang_tpusync.hicache.identity import Namespace, namespace_of
+from sglang_tpusync.hicache.pages import PageAddresses, key_bytes
+from sglang_tpusync.hicache.traffic import Traffic
+
+__all__ = ["TpuSyncStorage"]
+
+logger = logging.getLogger("sglang_tpusync")
+
+_LATE_LOG_INTERVAL_S = 10.0
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _guarded(
+    answer: Callable[[Sequence[Any]], _R],
+) -> Callable[[Callable[Concatenate[Any, Sequence[Any], _P], _R]], Callable[Concatenate[Any, Sequence[Any], _P], _R]]:
+    """Catches what a data method raises and answers `answer(first argument)` instead."""
+
+    def decorate(method: Callable[..., _R]) -> Callable[..., _R]:
+        @functools.wraps(method)
+        def guarded(self: TpuSyncStorage, first: Sequence[Any], *args: Any, **kwargs: Any) -> _R:
+            try:
+                return method(self, first, *args, **kwargs)
+            except Exception:
+                self.traffic.fault(f"{method.__name__} failed")
+                return answer(first)
+
+        return guarded
+
+    return decorate
+
+
+def _all_missed(keys: Sequence[Any]) -> list[bool]:
+    return [False] * len(keys)
+
+
+def _all_refused(keys: Sequence[Any]) -> list[bool]:
+    return [True] * len(keys)
+
+
+class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
+    """KV pages of one rank on a local SSD. Thread-safe once SGLang has registered the host pool.
+
+    `storage_config` is SGLang's HiCacheStorageConfig; its extra_config holds the options (config.Options). The
+    second argument is the host pool, or the empty mapping that SGLang passes when it loads the class through
+    `dynamic`; the pool that counts is the one registered afterwards. Raises ConfigError, UnsupportedError,
+    StorageError or HookError from the constructor and from the registration of pools, and nothing from any other
+    method.
+    """
+
+    wants_prefix_keys = True
+
+    def __init__(self, storage_config: Any, mem_pool_host: Any = None) -> None:
+        from sglang_tpusync.hooks import hooks
+        from sglang_tpusync.plugin import warn_if_untested
+
+        extra = storage_config.extra_config or {}
+        hooks.require("weights", *(() if "module_path" in extra else ("name",)))
+        warn_if_untested()
+        if storage_config.should_split_heads:
+            raise UnsupportedError(
+                "tp_lcm_size with layout page_head: heads of a page cannot be split yet; leave it out"
+            )
+        self.options: Options = read_options(extra)
+        self.traffic = Traffic(self.options.summary_interval_s)
+        self._config = storage_config
+        self._store: Any = None
+        self._pages: PageAddresses | None = None
+        self.namespace: Namespace | None = None
+
+    # Set-up, in SGLang's order.
+
+    def register_mem_pool_host(self, mem_pool_host: Any) -> None:
+        """Opens the store for the pages of this pool."""
+        super().register_mem_pool_host(mem_pool_host)
+        if getattr(mem_pool_host, "kv_buffer", None) is None:
+            raise UnsupportedError(
+                f"host pool {type(mem_pool_host).__name__} has no memory of its own: this model is not supported"
+            )
+        self._pages = PageAddresses(mem_pool_host)
+        self.namespace = namespace_of(mem_pool_host, self._config, self.options.fingerprint)
+        self._store = _open_store(self.options, self.namespace, self._pages.page_bytes)
+        logger.info(
+            "store of KV pages: namespace %s, %d bytes a page, in %s",
+            self.namespace.digest.hex()[:16],
+            self._pages.page_bytes,
+            store_path(self.options),
+        )
+
+    def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
+        """Refuses any pool beside KV: a prefix without its other state must not be served."""
+        if str(host_pool_name) != str(PoolName.KV):
+            self.close()
+            raise UnsupportedError(
+                f"host pool {str(host_pool_name)!r} ({type(host_pool).__name__}) of this model cannot be stored yet; "
+                "only models whose whole state is the pool 'kv' are supported"
+            )
+        super().register_mem_host_pool_v2(host_pool, host_pool_name)
+
+    # Interface v1: pages between the store and the host pool, without a copy.
+
+    @_guarded(lambda keys: 0)
+    def batch_exists(self, keys: Sequence[str], extra_info: Any = None) -> int:
+        """The number of leading keys that are stored."""
+        if self._refuses():
+            return 0
+        found = int(self._store.match(key_bytes(keys), _prefix(extra_info)))
+        self.traffic.queried(len(keys), found)
+        return found
+
+    @_guarded(_all_missed)
+    def batch_get_v1(self, keys: Sequence[str], host_indices: torch.Tensor, extra_info: Any = None) -> list[bool]:
+        """Reads pages into host slots, [len(keys) * page_size] of them. True up to the first page that could not be
+        read.
+        """
+        assert self._pages is not None
+        if self._refuses():
+            return _all_missed(keys)
+        addresses = self._pages.of(host_indices, len(keys))
+        return self._get(key_bytes(keys), _prefix(extra_info), addresses, self._pages.lengths)
+
+    @_guarded(_all_refused)
+    def batch_set_v1(self, keys: Sequence[str], host_indices: torch.Tensor, extra_info: Any = None) -> list[bool]:
+        """Stores pages out of host slots. Always True; what was refused is counted."""
+        assert self._pages is not None
+        if self._refuses():
+            self.traffic.refused(len(keys), self._reason())
+            return _all_refused(keys)
+        addresses = self._pages.of(host_indices, len(keys))
+        self._put(key_bytes(keys), _prefix(extra_info), addresses, self._pages.lengths)
+        return _all_refused(keys)
+
+    # Interface v0: pages in flat tensors, as the pool's get_data_page gives them.
+
+    def exists(self, key: str) -> bool:
+        return self.batch_exists([key]) == 1
+
+    def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> torch.Tensor | None:
+        return self.batch_get([key], [target_location])[0]
+
+    def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool:
+        return self.batch_set([key], [value])
+
+    @_guarded(lambda keys: [None] * len(keys))
+    def batch_get(
+        self, keys: Sequence[str], target_locations: Any = None, target_sizes: Any = None
+    ) -> list[torch.Tensor | None]:
+        """Reads pages into the given flat tensors; None from the first page on that could not be read."""
+        if self._refuses():
+            return [None] * len(keys)
+        read = self._get(key_bytes(keys), b"", *self._flat(target_locations, len(keys)))
+        return [target if ok else None for target, ok in zip(target_locations, read, strict=True)]
+
+    @_guarded(lambda keys: True)
+    def batch_set(
+        self, keys: Sequence[str], values: Any = None, target_locations: Any = None, target_sizes: Any = None
+    ) -> bool:
+        """Stores flat tensors. Always True; what was refused is counted."""
+        if self._refuses():
+            self.traffic.refused(len(keys), self._reason())
+            return True
+        self._put(key_bytes(keys), b"", *self._flat(values, len(keys)))
+        return True
+
+    # Interface v2: several pools at once. There is only one, see register_mem_host_pool_v2.
+
+    def batch_exists_v2(
+        self, keys: Sequence[str], pool_transfers: Any = None, extra_info: Any = None
+    ) -> PoolTransferResult:
+        if any(str(transfer.name) != str(PoolName.KV) for transfer in pool_transfers or ()):
+            return PoolTransferResult.empty()
+        return PoolTransferResult(self.batch_exists(keys, extra_info), {})
+
+    def batch_get_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[str, list[bool]]:
+        return {transfer.name: self._transfer(self.batch_get_v1, transfer, extra_info, False) for transfer in transfers}
+
+    def batch_set_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[str, list[bool]]:
+        return {transfer.name: self._transfer(self.batch_set_v1, transfer, extra_info, True) for transfer in transfers}
+
+    # Control.
+
+    def clear(self) -> None:
+        """Drops every page of this namespace."""
+        try:
+            if self._store is not None:
+                logger.info("store of KV pages cleared: %d pages dropped", self._store.clear())
+        except Exception:
+            self.traffic.fault("clear failed")
+
+    def close(self) -> None:
+        """Idempotent. Writes the last summary line."""
+        store, self._store = self._store, None
+        if store is not None:
+            self.traffic.log_summary(store.stats(), "at close")
+            store.close()
+
+    def get_stats(self) -> Any:
+        """SGLang's StorageMetrics of the batches since the last call."""
+        from sglang.srt.observability.metrics_collector import StorageMetrics
+
+        return self.traffic.drain(StorageMetrics())
+
+    def stats(self) -> dict[str, int | float | str]:
+        """Counters of this backend and of its store, by name."""
+        store = self._store
+        return {**self.traffic.counters(), **(store.stats() if store is not None else {})}
+
+    def _get(
+        self, keys: bytes, prefix: bytes, addresses: NDArray[np.uint64], lengths: NDArray[np.uint64]
+    ) -> list[bool]:
+        begin = time.monotonic()
+        ticket = self._store.submit_get(keys, prefix, addresses, lengths, timeout_s=self.options.get_timeout_s)
+        self._wait(ticket, self.options.get_timeout_s, "read")
+        outcomes = ticket.outcomes()
+        num_read = _leading(outcomes)
+        if self._refuses():  # the weights changed meanwhile: what was read is of the old ones
+            num_read = 0
+        self.traffic.read(num_read, int(lengths.sum()), time.monotonic() - begin)
+        if num_read < len(outcomes):
+            self.traffic.missed(len(outcomes) - num_read, _core.OUTCOME_NAMES[int(outcomes[num_read])])
+        self._summarize()
+        return [page < num_read for page in range(len(outcomes))]
+
+    def _put(self, keys: bytes, prefix: bytes, addresses: NDArray[np.uint64], lengths: NDArray[np.uint64]) -> None:
+        begin = time.monotonic()
+        ticket = self._store.submit_put(keys, prefix, addresses, lengths, timeout_s=self.options.put_timeout_s)
+        self._wait(ticket, self.options.put_timeout_s, "write")
+        outcomes = ticket.outcomes()
+        refused = outcomes[outcomes != 0]
+        self.traffic.stored(len(outcomes) - len(refused), int(lengths.sum()), time.monotonic() - begin)
+        if len(refused):
+            self.traffic.refused(len(refused), _core.OUTCOME_NAMES[int(refused[0])])
+        self._summarize()
+
+    def _wait(self, ticket: Any, timeout_s: float, what: str) -> None:
+        """Returns when no byte of the batch can move any more: until then its host slots must not go to anybody
+        else.
+        """
+        if ticket.wait(timeout_s):
+            return
+        ticket.cancel()
+        while not ticket.wait(_LATE_LOG_INTERVAL_S):
+            logger.warning("a batch of pages to %s is late: the disk does not answer", what)
+
+    def _transfer(self, method: Callable[..., list[bool]], transfer: Any, extra_info: Any, refused: bool) -> list[bool]:
+        if str(transfer.name) != str(PoolName.KV):
+            return [refused] * len(transfer.keys or ())
+        return method(transfer.keys or [], transfer.host_indices, extra_info)
+
+    def _flat(self, tensors: Sequence[torch.Tensor], num_pages: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        """[num_pages, 1] addresses of flat pages."""
+        assert self._pages is not None
+        page_bytes = self._pages.page_bytes
+        for tensor in tensors:
+            if not tensor.is_contiguous() or tensor.numel() * tensor.element_size() != page_bytes:
+                raise ValueError(f"a flat page is not contiguous or not of {page_bytes} bytes")
+        addresses = np.array([tensor.data_ptr() for tensor in tensors], dtype=np.uint64).reshape(num_pages, 1)
+        return addresses, np.array([page_bytes], dtype=np.uint64)
+
+    def _refuses(self) -> bool:
+        return self._store is None or runtime.weights.changed_by is not None
+
+    def _reason(self) -> str:
+        return f"weights changed ({runtime.weights.changed_by})" if runtime.weights.changed_by else "not open"
+
+    def _summarize(self) -> None:
+        if self.traffic.summary_is_due():
+            self.traffic.log_summary(self._store.stats(), "so far")
+
+
+def _open_store(options: Options, namespace: Namespace, page_bytes: int) -> Any:
+    path = store_path(options)
+    whole = _file_system_bytes(path)
+    return _core.FlashStore(
+        path=str(path),
+        namespace=namespace.digest,
+        namespace_json=namespace.json,
+        page_bytes=page_bytes,
+        capacity_bytes=size_in_bytes("capacity", options.capacity, whole),
+        floor_bytes=size_in_bytes("floor", options.floor, whole),
+        write_budget_bytes_per_day=size_in_bytes("write_budget_per_day", options.write_budget_per_day, whole),
+        fsync=options.fsync,
+        io=options.io,
+        num_threads=options.num_threads,
+        allow_tmpfs=options.allow_tmpfs,
+    )
+
+
+def _file_system_bytes(path: Path) -> int:
+    """Size of the file system that holds `path` or will hold it."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    status = os.statvfs(path)
+    return status.f_blocks * status.f_frsize
+
+
+def _prefix(extra_info: Any) -> bytes:
+    return key_bytes(getattr(extra_info, "prefix_keys", None))
+
+
+def _leading(outcomes: NDArray[np.uint8]) -> int:
+    """How many pages were read before the first that was not."""
+    bad = np.flatnonzero(outcomes)
+    return int(bad[0]) if len(bad) else len(outcomes)

@@ -1,0 +1,119 @@
+"""Random damage to the files of a closed store: a damaged page is a miss and counted, wrong bytes never come back."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+from pathlib import Path
+
+from sglang_tpusync._core import FlashStore
+from sglang_tpusync.bench.report import Row
+from sglang_tpusync.testing.tamper import ClosedRegion, regions_of
+from tests.campaigns.campaign import as_count, fraction, main
+from tests.campaigns.pages import chain_keys, get, open_store, put
+
+NUM_CHAINS, PAGES_PER_CHAIN = 8, 16
+CAPACITY_BYTES = 1 << 30
+
+
+def run(seed: int, runs: int) -> list[Row]:
+    choice = random.Random(seed)
+    keys = [key for chain in range(NUM_CHAINS) for key in chain_keys(seed, chain, PAGES_PER_CHAIN)]
+    tally = {
+        "damaged": 0,
+        "served": 0,
+        "right": 0,
+        "whole": 0,
+        "whole served": 0,
+        "bad": 0,
+        "bad counted": 0,
+        "open": 0,
+    }
+    with tempfile.TemporaryDirectory(dir=Path.cwd() / "build") as directory:
+        pristine, path = Path(directory) / "pristine", Path(directory) / "store"
+        _fill(pristine, seed)
+        for _ in range(runs):
+            shutil.rmtree(path, ignore_errors=True)
+            shutil.copytree(pristine, path)
+            damaged = _damage(path, choice)
+            _check(path, keys, damaged, tally)
+    return [
+        as_count("stores damaged", [runs]),
+        as_count("pages damaged", [tally["damaged"]]),
+        fraction("damaged stores that open", tally["open"], runs, "all of them"),
+        fraction("served pages whose bytes are right", tally["right"], tally["served"], "all of them"),
+        fraction("undamaged pages that are served", tally["whole served"], tally["whole"], "all of them"),
+        fraction("damaged pages that were counted", tally["bad counted"], tally["bad"], "all of them"),
+    ]
+
+
+def _fill(path: Path, seed: int) -> None:
+    store = open_store(path, capacity_bytes=CAPACITY_BYTES)
+    for chain in range(NUM_CHAINS):
+        outcomes = put(store, chain_keys(seed, chain, PAGES_PER_CHAIN))
+        assert not outcomes.any(), outcomes
+    store.close()
+
+
+def _damage(path: Path, choice: random.Random) -> set[bytes]:
+    """Damages one file in one of four ways; answers the keys whose slot or record it touched."""
+    (region,) = regions_of(path)
+    file = choice.choice([region.table, region.slots])
+    size = file.stat().st_size
+    start, length = choice.randrange(size), choice.choice([1, 1, 1, 7, 64, 4096, 300_000])
+    end = min(size, start + length)
+    touched = _touched(region, file, start, end)
+    with open(file, "r+b") as opened:
+        opened.seek(start)
+        old = opened.read(end - start)
+        way = choice.choice(["flip", "zero", "noise"])
+        if way == "flip":
+            new = bytes(byte ^ (1 << choice.randrange(8)) for byte in old)
+        else:
+            new = bytes(len(old)) if way == "zero" else choice.randbytes(len(old))
+        opened.seek(start)
+        opened.write(new)
+    return touched
+
+
+def _touched(region: ClosedRegion, file: Path, start: int, end: int) -> set[bytes]:
+    touched = set()
+    for key, record in region.records().items():
+        if file == region.table:
+            first, length = 4096 + record.slot * 64, 64
+        else:
+            first, length = record.slot * region.slot_bytes, record.length_bytes
+        if start < first + length and first < end:
+            touched.add(key)
+    return touched
+
+
+def _check(path: Path, keys: list[bytes], damaged: set[bytes], tally: dict[str, int]) -> None:
+    store = open_store(path, capacity_bytes=CAPACITY_BYTES)
+    tally["open"] += 1
+    try:
+        outcomes, right = get(store, keys)
+        again, _ = get(store, keys)
+        for key, outcome, once_more, good in zip(keys, outcomes, again, right, strict=True):
+            tally["served"] += outcome == 0
+            tally["right"] += bool(outcome == 0 and good)
+            if key not in damaged:
+                tally["whole"] += 1
+                tally["whole served"] += bool(outcome == 0 and once_more == 0)
+        tally["damaged"] += len(damaged)
+        missed = sum(int(outcome != 0) for outcome in outcomes)
+        tally["bad"] += missed
+        tally["bad counted"] += min(missed, _num_counted(store))
+    finally:
+        store.close()
+
+
+def _num_counted(store: FlashStore) -> int:
+    """Damaged records that recovery dropped, and payloads that reads found wrong."""
+    stats = store.stats()
+    return sum(int(value) for name, value in stats.items() if "corrupt" in name and isinstance(value, int))
+
+
+if __name__ == "__main__":
+    main("corrupt_store", run, runs=200)
