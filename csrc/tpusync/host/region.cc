@@ -186,13 +186,13 @@ std::vector<Code> Region::seal(std::span<const PageKey> prefix, std::span<const 
                                std::span<const SlotId> slots) {
   std::vector<Code> outcomes(keys.size(), Code::kInvalid);
   for (std::size_t i = 0; i < keys.size() && i < slots.size(); ++i) {
-    outcomes[i] = seal_one(keys[i], ancestry_of(prefix, keys, i), slots[i]);
+    outcomes[i] = seal_bytes(keys[i], ancestry_of(prefix, keys, i), slots[i]);
   }
   touch(prefix, keys);
   return outcomes;
 }
 
-Code Region::seal_one(const PageKey& key, Ancestry ancestry, SlotId slot) {
+Code Region::seal_bytes(const PageKey& key, Ancestry ancestry, SlotId slot) {
   std::uint32_t use = 0;
   {
     std::lock_guard lock(mutex_);
@@ -274,13 +274,13 @@ std::optional<Region::Found> Region::find(const PageKey& key) const {
   return Found{slot, *seal};
 }
 
-Result<Seal> Region::get(const PageKey& key, Pieces to) {
+Result<Seal> Region::get(const PageKey& key, Pieces to, Verify verify) {
   std::optional<Found> found;
   bool verified = false;
   {
     std::lock_guard lock(mutex_);
     found = find(key);
-    if (found) verified = marks_[found->slot].verified;
+    if (found) verified = verify == Verify::kOnce && marks_[found->slot].verified;
   }
   if (!found) {
     counters_.misses.add();
@@ -295,20 +295,29 @@ Result<Seal> Region::get(const PageKey& key, Pieces to) {
       copy.copy(to[i], from);
     }
   }
-  const bool intact = verified || copy.value() == found->seal.payload_checksum;
+  return finish_read(*found, verified || copy.value() == found->seal.payload_checksum);
+}
+
+// After the last byte was read.
+Result<Seal> Region::finish_read(const Found& found, bool intact) {
   std::lock_guard lock(mutex_);
-  if (!seals_.holds(found->slot, found->seal.generation)) {
+  if (!seals_.holds(found.slot, found.seal.generation)) {
     counters_.overtaken.add();
     return base::fail(Code::kNotFound, "its slot was allocated while it was read");
   }
   if (!intact) {
     counters_.corrupt.add();
-    drop_locked(found->slot);
+    drop_locked(found.slot);
     return base::fail(Code::kCorrupt, "its bytes are not what was sealed");
   }
-  marks_[found->slot].verified = true;
+  marks_[found.slot].verified = true;
   counters_.hits.add();
-  return found->seal;
+  return found.seal;
+}
+
+bool Region::verify(const PageKey& key) {
+  const std::optional<Found> found = find(key);
+  return found && finish_read(*found, checksum_of(key, found->slot) == found->seal.payload_checksum);
 }
 
 std::optional<Pin> Region::pin(const PageKey& key, PinKind kind) {
@@ -363,6 +372,19 @@ std::vector<PageKey> Region::oldest(std::size_t limit) const {
     if (const std::optional<Seal> seal = seals_.read(slot)) keys.push_back(seal->key);
   }
   return keys;
+}
+
+std::vector<PageKey> Region::path_of(const PageKey& key) const {
+  std::lock_guard lock(mutex_);
+  std::vector<PageKey> path;
+  SlotId slot = find_locked(key);
+  for (int i = 0; i < kNumAncestorsMax && slot != kNoSlot; ++i) {
+    slot = parent_of(slot);
+    if (slot == kNoSlot) break;
+    if (const std::optional<Seal> seal = seals_.read(slot)) path.push_back(seal->key);
+  }
+  std::reverse(path.begin(), path.end());
+  return path;
 }
 
 std::vector<metrics::Sample> Region::samples() const {

@@ -22,6 +22,9 @@ namespace tpusync::host {
 using ConstPieces = std::span<const std::byte* const>;
 using Pieces = std::span<std::byte* const>;
 
+// kOnce: pages that this process has neither sealed nor read before.
+enum class Verify : unsigned char { kOnce, kAlways };
+
 // A resource: the one writer of its file. Thread-safe. The file and its pages stay when it goes.
 class Region {
  public:
@@ -57,6 +60,9 @@ class Region {
   base::Code seal_known(const index::PageKey& key, index::Ancestry ancestry, index::SlotId slot,
                         std::uint64_t payload_checksum);
 
+  // The same, summing up the bytes.
+  base::Code seal_bytes(const index::PageKey& key, index::Ancestry ancestry, index::SlotId slot);
+
   std::size_t match(std::span<const index::PageKey> keys) const;
   bool contains(const index::PageKey& key) const;
   void touch(std::span<const index::PageKey> prefix, std::span<const index::PageKey> keys);
@@ -69,7 +75,10 @@ class Region {
 
   // Copies a page out. kNotFound: not here, or allocated meanwhile; kCorrupt: its bytes are not what was sealed, and
   // it has been dropped. Otherwise the checksum of the page.
-  base::Result<Seal> get(const index::PageKey& key, Pieces to);
+  base::Result<Seal> get(const index::PageKey& key, Pieces to, Verify verify = Verify::kOnce);
+
+  // Whether the page is here and its bytes are those that were sealed; drops it if not.
+  bool verify(const index::PageKey& key);
 
   // Keeps pages from being evicted. Nothing for a key that is not here.
   std::optional<Pin> pin(const index::PageKey& key, PinKind kind);
@@ -80,6 +89,9 @@ class Region {
   std::vector<index::PageKey> keys() const;
   // The pages that will be evicted first.
   std::vector<index::PageKey> oldest(std::size_t limit) const;
+
+  // The ancestors of a page that are here, head first, as far up as they are known without a gap.
+  std::vector<index::PageKey> path_of(const index::PageKey& key) const;
 
   std::uint64_t seed() const { return seals_.seed(); }
   std::vector<metrics::Sample> samples() const;
@@ -96,7 +108,7 @@ class Region {
   void touch_ancestors_locked(index::SlotId slot);
   base::Code publish(const index::PageKey& key, index::Ancestry ancestry, index::SlotId slot, std::uint32_t use,
                      std::uint64_t checksum);
-  base::Code seal_one(const index::PageKey& key, index::Ancestry ancestry, index::SlotId slot);
+  base::Result<Seal> finish_read(const Found& found, bool intact);
   std::uint64_t checksum_of(const index::PageKey& key, index::SlotId slot) const;
 
   const std::unique_ptr<RegionFile> file_;
