@@ -68,8 +68,8 @@ def _states(path: Path, options: Options | None = None) -> dict[str, Result]:
 
 def test_a_good_directory_with_the_arithmetic_spelled_out(tmp_path: Path) -> None:
     store = tmp_path / "store"
-    store.mkdir(mode=0o700)
-    (store / "held").write_bytes(b"x" * 8192)
+    (store / "v1").mkdir(mode=0o700, parents=True)
+    (store / "v1" / "held").write_bytes(b"x" * 8192)
     results = _states(store, Options(capacity="1GB", floor=0, allow_tmpfs=True))
     assert results["directory"].status == "ok"
     assert results["space"].status == "ok"
@@ -84,7 +84,8 @@ def test_defaults_are_shares_of_the_disk_and_count_what_is_held(
     fields = {"f_frsize": 4096, "f_blocks": 10**6, "f_bavail": 5 * 10**5}
     fake = type("Usage", (), {name: fields.get(name, getattr(usage, name)) for name in dir(usage) if name[0] == "f"})
     monkeypatch.setattr(disk.os, "statvfs", lambda _: fake)
-    (tmp_path / "held").write_bytes(b"x" * 4096 * 100)
+    (tmp_path / "v1").mkdir(mode=0o700)
+    (tmp_path / "v1" / "held").write_bytes(b"x" * 4096 * 100)
     details = _states(tmp_path)["space"].details
     assert details["capacity_bytes"] == 4096 * (5 * 10**5 + 100) // 5
     assert details["floor_bytes"] == 4096 * 10**6 // 5
@@ -106,8 +107,8 @@ def test_bad_directories_are_named_with_a_remedy(tmp_path: Path, monkeypatch: py
     file = tmp_path / "file"
     file.touch()
     open_to_all = tmp_path / "open"
-    open_to_all.mkdir()
-    open_to_all.chmod(0o755)
+    (open_to_all / "v1").mkdir(parents=True)
+    (open_to_all / "v1").chmod(0o755)
     assert "is not a directory" in _states(file)["directory"].finding
     assert _states(open_to_all)["directory"].status == "warning"
     monkeypatch.setattr(disk, "file_system_of", lambda _: "tmpfs")

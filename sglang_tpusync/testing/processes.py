@@ -31,22 +31,29 @@ def free_port(host: str = "127.0.0.1") -> int:
         return int(probe.getsockname()[1])
 
 
-def marked_pids(mark: str) -> list[int]:
-    """The living processes (no zombies) of this user whose environment carries the mark."""
+def marked_pids(mark: str, session: int | None = None) -> list[int]:
+    """The living processes (no zombies) of this user in the session, or with the mark in their environment."""
     needle = f"{_MARK}={mark}".encode()
     found = []
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                if needle in Path(entry.path, "environ").read_bytes().split(b"\0"):
+                if _is_living_member(entry.path, needle, session):
                     found.append(int(entry.name))
     return sorted(found)
 
 
-def kill_marked(mark: str, timeout_s: float = _KILL_TIMEOUT_S) -> None:
-    """SIGKILL to every process with the mark, until there is none. Raises TimeoutError."""
+def _is_living_member(folder: str, needle: bytes, session: int | None) -> bool:
+    state, _, _, of_session = Path(folder, "stat").read_text().rpartition(")")[2].split()[:4]
+    if state in "ZX":
+        return False
+    return int(of_session) == session or needle in Path(folder, "environ").read_bytes().split(b"\0")
+
+
+def kill_marked(mark: str, session: int | None = None, timeout_s: float = _KILL_TIMEOUT_S) -> None:
+    """SIGKILL to every process that marked_pids finds, until there is none. Raises TimeoutError."""
     deadline = time.monotonic() + timeout_s
-    while pids := marked_pids(mark):
+    while pids := marked_pids(mark, session):
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -78,7 +85,7 @@ class MarkedProcess:
             with open(log_path, "ab") as log:
                 self._process = subprocess.Popen(
                     command,
-                    env={**env, _MARK: self._mark},
+                    env={**env, _MARK: self._mark, "SPT_NOENV": "1"},  # setproctitle may not overwrite it
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -87,13 +94,15 @@ class MarkedProcess:
         except BaseException:
             self._release_guard()
             raise
+        self._killed = False
+        self._tell_guard(str(self._process.pid))
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     def pids(self) -> list[int]:
-        return marked_pids(self._mark)
+        return [] if self._killed else marked_pids(self._mark, self._process.pid)
 
     def returncode(self) -> int | None:
         """None while the command runs; negative: the signal that ended it."""
@@ -110,12 +119,22 @@ class MarkedProcess:
 
     def kill(self) -> None:
         """SIGKILL to the command and every descendant; returns when all are gone. May be called twice."""
+        if self._killed:
+            return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if self._process.poll() is None:
-                os.killpg(self._process.pid, signal.SIGKILL)  # the whole session's group in one moment
-        kill_marked(self._mark)
+                os.killpg(self._process.pid, signal.SIGKILL)  # the whole group in one moment
+        kill_marked(self._mark, self._process.pid)
         self._process.wait(_KILL_TIMEOUT_S)
+        self._killed = True
+        self._tell_guard(" done")
         self._release_guard()
+
+    def _tell_guard(self, words: str) -> None:
+        assert self._guard.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._guard.stdin.write(words.encode())
+            self._guard.stdin.flush()
 
     def _release_guard(self) -> None:
         assert self._guard.stdin is not None
@@ -124,10 +143,10 @@ class MarkedProcess:
 
 
 def _guard(mark: str) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    while os.read(0, 4096):
-        pass
-    kill_marked(mark)
+    """Reads the session, perhaps that all is done, and the end of file."""
+    words = sys.stdin.read().split()
+    if words[1:] != ["done"]:
+        kill_marked(mark, int(words[0]) if words else None)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,15 @@ import msgspec
 
 from sglang_tpusync.errors import StorageError
 
-__all__ = ["ClosedRegion", "page_keys", "regions_of", "replace_page", "swap_pages"]
+__all__ = [
+    "ClosedRegion",
+    "flip_payload_byte",
+    "flip_record_byte",
+    "page_keys",
+    "regions_of",
+    "replace_page",
+    "swap_pages",
+]
 
 _HEADER_BLOCK_BYTES = 4096
 _RECORD_BYTES = 64
@@ -42,7 +50,8 @@ class ClosedRegion:
         header = table.read_bytes()[:88]
         if header[:8] != _MAGIC:
             raise StorageError(f"{table.name} is no slot table")
-        self._seed = _checksum(header[16:48])
+        self.namespace = header[16:48]
+        self._seed = _checksum(self.namespace)
         self.page_bytes, self.slot_bytes = struct.unpack_from("<QQ", header, 48)
 
     def records(self) -> dict[bytes, Record]:
@@ -124,6 +133,26 @@ def replace_page(store: Path, key: bytes, by: bytes) -> None:
     """Puts the payload of key `by` under `key`, too."""
     region, record, other = _find(store, key, by)
     region.write(record, region.read(other))
+
+
+def flip_payload_byte(store: Path, key: bytes, at: int) -> None:
+    """Inverts one byte of a payload, and leaves its checksum alone."""
+    region, record, _ = _find(store, key, key)
+    _flip(region.slots, record.slot * region.slot_bytes + at)
+
+
+def flip_record_byte(store: Path, key: bytes, at: int) -> None:
+    """Inverts one byte of a key's record in the slot table."""
+    region, record, _ = _find(store, key, key)
+    _flip(region.table, _HEADER_BLOCK_BYTES + record.slot * _RECORD_BYTES + at)
+
+
+def _flip(path: Path, offset: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        (byte,) = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte ^ 0xFF]))
 
 
 def _find(store: Path, first: bytes, second: bytes) -> tuple[ClosedRegion, Record, Record]:

@@ -11,13 +11,11 @@ from pathlib import Path
 from sglang_tpusync._core import FlashStore
 from sglang_tpusync.bench.report import Row
 from tests.campaigns.campaign import as_count, fraction, main
-from tests.campaigns.pages import chain_keys, get, open_store, put, stored_keys
+from tests.campaigns.pages import chain_keys, get, num_files, open_store, put, stored_keys
 
 CHAINS_PER_RUN = 400
 PAGES_PER_CHAIN_MAX = 12
 CAPACITY_BYTES = 8 << 30  # more than a campaign writes: nothing is evicted
-REGION_FILES = {".slots", ".table"}
-OTHER_FILES = {"lock", "ledger", "want", "namespace.json"}
 
 
 def run(seed: int, runs: int) -> list[Row]:
@@ -99,9 +97,9 @@ def _check(store: FlashStore, path: Path, tally: _Tally) -> None:
         outcomes, right = get(store, reported[start : start + 128])
         tally.reported += len(outcomes)
         tally.right += sum(good and outcome == 0 for good, outcome in zip(right, outcomes, strict=True))
-    files = [file for file in path.rglob("*") if file.is_file()]
-    tally.files += len(files)
-    tally.known_files += sum(file.suffix in REGION_FILES or file.name in OTHER_FILES for file in files)
+    files, known = num_files(path)
+    tally.files += files
+    tally.known_files += known
 
 
 def _write(path: Path, seed: int, first_chain: int) -> None:

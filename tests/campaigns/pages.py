@@ -15,6 +15,10 @@ PAGE_BYTES = 192 * 1024 + 512  # no multiple of the slot alignment
 NAMESPACE = hashlib.sha256(b"campaign").digest()
 TIMEOUT_S = 60.0
 
+# docs/formats/flash-v1.md
+_REGION_SUFFIXES = {".slots", ".table"}
+_OTHER_FILES = {"lock", "ledger", "want", "namespace.json"}
+
 
 def open_store(path: Path, *, capacity_bytes: int) -> FlashStore:
     return FlashStore(
@@ -65,6 +69,13 @@ def get(store: FlashStore, keys: Sequence[bytes]) -> tuple[NDArray[np.uint8], li
 def stored_keys(store: FlashStore) -> list[bytes]:
     joined = store.keys()
     return [joined[start : start + KEY_BYTES] for start in range(0, len(joined), KEY_BYTES)]
+
+
+def num_files(path: Path) -> tuple[int, int]:
+    """How many files lie in a store directory, and how many of them are of a store."""
+    files = [file for file in path.rglob("*") if file.is_file()]
+    known = sum(file.suffix in _REGION_SUFFIXES or file.name in _OTHER_FILES for file in files)
+    return len(files), known
 
 
 def _segments(pages: NDArray[np.uint8]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:

@@ -31,7 +31,7 @@ struct PageBatch {
   std::span<const index::PageKey> prefix;    // all pages before them, head first; may be empty
   std::span<const std::uint64_t> addresses;  // [keys][lengths] of the pieces that make up a page
   std::span<const std::uint64_t> lengths;    // bytes; they sum up to the page size
-  exec::Deadline deadline;
+  exec::Deadline deadline = std::nullopt;
 };
 
 struct BatchTicket {

@@ -1,11 +1,11 @@
 #include "tpusync/testing/sim_disk.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <thread>
-
-#include <fmt/format.h>
 
 #include "tpusync/base/bytes.h"
 
@@ -21,10 +21,13 @@ constexpr std::uint64_t kBlockBytes = 4096;
 constexpr std::uint64_t kSectorBytes = 512;
 constexpr std::int64_t kEpochUnixNs = 1'700'000'000'000'000'000;
 
-std::string parent_of(const std::string& path) { return path.substr(0, path.rfind('/')); }
+std::string parent_of(const std::string& path) {
+  return path.substr(0, path.rfind('/'));
+}
 
 bool ends_with(const std::string& path, const std::string& suffix) {
-  return path.size() >= suffix.size() && path.compare(path.size() - suffix.size(), suffix.size(), suffix) == 0;
+  return path.size() >= suffix.size() &&
+         path.compare(path.size() - suffix.size(), suffix.size(), suffix) == 0;
 }
 
 void apply(std::vector<std::byte>& bytes, std::uint64_t offset, std::span<const std::byte> data) {
@@ -93,7 +96,8 @@ class SimDisk::OpenFile final : public os::File {
     if (fault == Fault::kError) return base::fail_errno(fmt::format("write {}", path_), EIO);
     if (fault == Fault::kTorn) data.resize(disk_.prng_.below(data.size() + 1));
     if (fault == Fault::kMisdirected) {
-      offset = disk_.prng_.below(base::round_up(node_->bytes.size() + 1, kBlockBytes) / kBlockBytes) * kBlockBytes +
+      offset = disk_.prng_.below(base::round_up(node_->bytes.size() + 1, kBlockBytes) / kBlockBytes) *
+                   kBlockBytes +
                offset % kBlockBytes;
     }
     const std::uint64_t end = offset + data.size();
@@ -125,7 +129,8 @@ class SimDisk::OpenFile final : public os::File {
 
   Status sync() override {
     std::lock_guard lock(disk_.mutex_);
-    if (disk_.draw_fault(path_, true) == Fault::kError) return base::fail_errno(fmt::format("sync {}", path_), EIO);
+    if (disk_.draw_fault(path_, true) == Fault::kError)
+      return base::fail_errno(fmt::format("sync {}", path_), EIO);
     settle();
     return {};
   }
@@ -176,7 +181,8 @@ class SimDisk::OpenFile final : public os::File {
     const std::uint64_t align = direct_align_bytes();
     bool aligned = base::is_aligned(offset, align);
     for (const iovec& piece : pieces) {
-      aligned = aligned && base::is_aligned(reinterpret_cast<std::uintptr_t>(piece.iov_base) | piece.iov_len, align);
+      aligned = aligned &&
+                base::is_aligned(reinterpret_cast<std::uintptr_t>(piece.iov_base) | piece.iov_len, align);
     }
     if (aligned) return {};
     return base::fail_errno(fmt::format("direct transfer of {} at {}", path_, offset), EINVAL);
@@ -310,7 +316,8 @@ Result<os::FileInfo> SimDisk::info(const std::string& path) {
 
 Result<std::vector<std::string>> SimDisk::list(const std::string& path) {
   std::lock_guard lock(mutex_);
-  if (!nodes_.contains(path)) return base::fail(Code::kNotFound, fmt::format("list {}: no such directory", path));
+  if (!nodes_.contains(path))
+    return base::fail(Code::kNotFound, fmt::format("list {}: no such directory", path));
   std::vector<std::string> names;
   for (const auto& [name, node] : nodes_) {
     if (!name.empty() && parent_of(name) == path) names.push_back(name.substr(path.size() + 1));
@@ -336,7 +343,8 @@ Status SimDisk::make_directory(const std::string& path, std::uint32_t mode) {
 
 Status SimDisk::remove(const std::string& path) {
   std::lock_guard lock(mutex_);
-  if (nodes_.erase(path) == 0) return base::fail(Code::kNotFound, fmt::format("remove {}: no such file", path));
+  if (nodes_.erase(path) == 0)
+    return base::fail(Code::kNotFound, fmt::format("remove {}: no such file", path));
   return {};
 }
 
@@ -359,8 +367,8 @@ Result<os::SpaceInfo> SimDisk::space(const std::string&) {
 
 std::chrono::steady_clock::time_point SimClock::now() const {
   std::lock_guard lock(mutex_);
-  return std::chrono::steady_clock::time_point(std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-      std::chrono::hours(1) + passed_));
+  return std::chrono::steady_clock::time_point(
+      std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::hours(1) + passed_));
 }
 
 std::int64_t SimClock::unix_ns() const {

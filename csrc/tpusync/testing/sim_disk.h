@@ -21,9 +21,9 @@ struct SimFaults {
   std::string path_suffix;
   std::uint64_t read_error_1_in = 0;
   std::uint64_t write_error_1_in = 0;
-  std::uint64_t torn_write_1_in = 0;        // a prefix is written, success is reported
+  std::uint64_t torn_write_1_in = 0;         // a prefix is written, success is reported
   std::uint64_t misdirected_write_1_in = 0;  // goes to another 4 KiB place of the file, success is reported
-  std::uint64_t bit_rot_1_in = 0;           // a bit of what a read touches flips for good
+  std::uint64_t bit_rot_1_in = 0;            // a bit of what a read touches flips for good
   std::chrono::microseconds latency{0};
 };
 
@@ -44,8 +44,8 @@ class SimDisk final : public os::FileSystem {
   void set_available_bytes(std::uint64_t bytes);  // as if others had filled or emptied the disk
   void set_read_only(bool read_only);
   void set_owner(const std::string& path, std::uint32_t owner);
-  // What a power cut leaves: of everything not synced, each write survives whole, in part (by sectors) or not.
-  // Files must be closed.
+  // What a power cut leaves: of everything not synced, each write survives whole, in part (by sectors) or
+  // not. Files must be closed.
   void power_cut();
   // The bytes of a file, for tests that damage them.
   std::vector<std::byte> bytes(const std::string& path);

@@ -42,7 +42,9 @@ std::vector<std::uint64_t> range(std::uint64_t begin, std::uint64_t end) {
   return numbers;
 }
 
-void fill_page(std::uint64_t number, std::span<std::byte> bytes) { base::Prng(~number).fill(bytes); }
+void fill_page(std::uint64_t number, std::span<std::byte> bytes) {
+  base::Prng(~number).fill(bytes);
+}
 
 bool is_page(std::uint64_t number, std::span<const std::byte> bytes) {
   std::vector<std::byte> wanted(bytes.size());
@@ -50,7 +52,8 @@ bool is_page(std::uint64_t number, std::span<const std::byte> bytes) {
   return std::equal(bytes.begin(), bytes.end(), wanted.begin());
 }
 
-flash::FlashOptions small_options(const std::string& path, std::uint64_t page_bytes, std::uint64_t capacity_bytes) {
+flash::FlashOptions small_options(const std::string& path, std::uint64_t page_bytes,
+                                  std::uint64_t capacity_bytes) {
   flash::FlashOptions options;
   options.path = path;
   base::Prng(99).fill(options.name_space);
@@ -68,7 +71,9 @@ flash::FlashOptions small_options(const std::string& path, std::uint64_t page_by
 
 PageMemory::PageMemory(std::size_t num_pages, std::uint64_t page_bytes, std::size_t num_pieces,
                        std::size_t misalign_bytes)
-    : page_bytes_(page_bytes), misalign_bytes_(misalign_bytes), buffer_(num_pages * page_bytes + misalign_bytes) {
+    : page_bytes_(page_bytes),
+      misalign_bytes_(misalign_bytes),
+      buffer_(num_pages * page_bytes + misalign_bytes) {
   for (std::size_t piece = 0; piece < num_pieces; ++piece) {
     const std::uint64_t even = page_bytes / num_pieces;
     lengths_.push_back(piece + 1 < num_pieces ? even : page_bytes - even * (num_pieces - 1));
@@ -121,7 +126,9 @@ bool StoreCalls::has(std::uint64_t number) const {
   return store.contains({&key, 1}).front();
 }
 
-std::uint64_t StoreCalls::stat(std::string_view name) const { return metrics::value_of(store.stats(), name); }
+std::uint64_t StoreCalls::stat(std::string_view name) const {
+  return metrics::value_of(store.stats(), name);
+}
 
 std::size_t count(const std::vector<Code>& outcomes, Code code) {
   return static_cast<std::size_t>(std::count(outcomes.begin(), outcomes.end(), code));

@@ -36,7 +36,8 @@ bool is_page(std::uint64_t number, std::span<const std::byte> bytes);
 flash::FlashOptions small_options(const std::string& path, std::uint64_t page_bytes = 4096,
                                   std::uint64_t capacity_bytes = 1 << 20);
 
-// Memory for the pages of one batch. `misalign_bytes` moves it off its alignment; pages are cut into `num_pieces`.
+// Memory for the pages of one batch. `misalign_bytes` moves it off its alignment; pages are cut into
+// `num_pieces`.
 class PageMemory {
  public:
   PageMemory(std::size_t num_pages, std::uint64_t page_bytes, std::size_t num_pieces = 1,
@@ -59,9 +60,11 @@ struct StoreCalls {
   std::size_t num_pieces = 1;
   std::size_t misalign_bytes = 0;
 
-  std::vector<base::Code> put(std::span<const std::uint64_t> numbers, std::span<const std::uint64_t> prefix = {}) const;
+  std::vector<base::Code> put(std::span<const std::uint64_t> numbers,
+                              std::span<const std::uint64_t> prefix = {}) const;
   // Outcomes; kUnsupported in place of kOk where the bytes were wrong, which no store may ever answer.
-  std::vector<base::Code> get(std::span<const std::uint64_t> numbers, std::span<const std::uint64_t> prefix = {}) const;
+  std::vector<base::Code> get(std::span<const std::uint64_t> numbers,
+                              std::span<const std::uint64_t> prefix = {}) const;
   bool has(std::uint64_t number) const;  // index only
   std::uint64_t stat(std::string_view name) const;
 };

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,10 +14,16 @@ from sglang_tpusync.bench.report import ServingRow
 from sglang_tpusync.bench.serving.plan import Backend, Plan
 from sglang_tpusync.errors import ConfigError
 
-__all__ = ["Outcome", "measure", "run_command"]
+__all__ = ["Outcome", "measure", "print_progress", "run_command", "scratch_parent"]
 
 _TOLERANCE_OF_RANKS = 0.02  # log probabilities of several ranks were seen to differ by 0.008 with equal tokens
+_STARTED_S = time.monotonic()
 _RESTART_GOAL = {"long-llama": 0.06}
+
+
+def print_progress(text: str) -> None:
+    """One line on standard error, with the time since the first one."""
+    print(f"[{time.monotonic() - _STARTED_S:6.1f} s] {text}", file=sys.stderr, flush=True)
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,22 +76,21 @@ def run_command(
     return 1 if outcome.reasons else 0
 
 
-def measure(plan: Plan, *, url: str | None = None, keep: Path | None = None) -> Outcome:
-    """The whole run, on servers that are started and stopped here, or on the one at `url`."""
+def measure(
+    plan: Plan, *, url: str | None = None, keep: Path | None = None, say: Callable[[str], None] = print_progress
+) -> Outcome:
+    """The whole run, on servers that are started and stopped here, or the reduced one on the server at `url`."""
     from sglang_tpusync.bench.host import describe_host
     from sglang_tpusync.bench.serving.rows import differences, make_rows, verdict
-    from sglang_tpusync.bench.serving.run import run_on_servers, run_on_url
+    from sglang_tpusync.bench.serving.run import kv_bytes_per_token, run_on_servers, run_on_url
 
-    with tempfile.TemporaryDirectory(prefix="tpusync-bench-", dir=_scratch_parent()) as scratch:
+    with tempfile.TemporaryDirectory(prefix="tpusync-bench-", dir=scratch_parent()) as scratch:
         directory = keep if keep is not None else Path(scratch)
         directory.mkdir(parents=True, exist_ok=True)
-        if url is not None:
-            samples, bytes_per_token = run_on_url(plan, url)
-        else:
-            samples, bytes_per_token = run_on_servers(plan, directory)
+        samples = run_on_url(plan, url) if url is not None else run_on_servers(plan, directory, say)
         settings = {name: value for name, value in msgspec.to_builtins(plan).items() if name != "model"}
         host = describe_host(directory, model=Path(plan.model).name, **settings)
-    rows = make_rows(plan, samples, bytes_per_token)
+    rows = make_rows(plan, samples, 0 if url is not None else kv_bytes_per_token(plan.model))
     return Outcome(host=host, rows=rows, reasons=verdict(plan, rows, differences(plan, samples)))
 
 
@@ -113,10 +120,10 @@ def _backends(compare: Sequence[str]) -> tuple[Backend, ...]:
     for name in compare:
         if name != "file":
             raise ConfigError(f"--compare {name!r}: allowed is 'file'")
-    return ("tpusync", *(["file"] if compare else []))  # type: ignore[return-value]
+    return ("tpusync", "file") if compare else ("tpusync",)
 
 
-def _scratch_parent() -> Path:
+def scratch_parent() -> Path:
     """A place on a disk: the directory for temporary files is often memory."""
     from sglang_tpusync.config import read_environment
 

@@ -25,9 +25,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     seed: int = 0
     backends: tuple[Backend, ...] = ("tpusync",)
     page_tokens: int = 64
-    chunk_tokens: int = 4096
     tp_size: int = 1
-    omp_threads: int = 2
+    omp_threads: int | None = None  # of each rank; None: the cores of this process, shared out
     tolerance: float = 0.0  # of a log probability; 0: bit-equal
     control: bool = True  # tamper with one stored prefix: the check must notice
     restart_goal: float | None = None  # most that the first token after a restart may cost, relative to a cold one

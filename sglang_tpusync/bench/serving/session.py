@@ -55,6 +55,16 @@ class Session:
                 last = index
             self._round_of(engine, index)
 
+    def run_reduced(self) -> None:
+        """Cold, L1 and, after a flush, L3: what can be had from a server whose sizes and life are not ours."""
+        for index, engine in interleaved(self._engines, self._plan.num_rounds):
+            for length in self._plan.prompt_tokens:
+                self._measure(engine, index, length, "cold")
+                self._measure(engine, index, length, "l1")
+            engine.settle()
+            for length in self._plan.prompt_tokens:
+                self._measure(engine, index, length, "l3")
+
     def run_restarted(self) -> None:
         """Every prompt of every round once more, from servers that were killed and started again."""
         warm_up = prompt_ids(self._plan.seed, "push", 1, num_tokens=self._plan.push_tokens[1])

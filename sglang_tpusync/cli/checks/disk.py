@@ -18,6 +18,7 @@ from sglang_tpusync.errors import ConfigError
 
 __all__ = ["check_disk", "nearest_existing"]
 
+_STORE = "v1"  # what the store makes in its directory, see docs/formats/
 _DEFAULT_SHARE = 5  # one part in five, of what is free and of the file system
 _DEFAULT_CAPACITY_BYTES = 200 * 10**9
 _ALIGNMENT_BYTES = 4096
@@ -54,10 +55,10 @@ def _directory(path: Path, options: Options) -> Result:
         return failed(f"belongs to user {place.stat().st_uid}", "choose another 'path'")
     if kind in ("tmpfs", "ramfs") and not options.allow_tmpfs:
         return failed(f"lies on {kind}, which is memory", "choose a 'path' on a disk, or set 'allow_tmpfs'")
-    mode = stat.S_IMODE(place.stat().st_mode)
-    if path == place and mode & 0o077:
-        finding = f"{path} on {kind}; other users may enter it (mode {mode:04o})"
-        return Result(name="directory", status="warning", finding=finding, details=details, remedy=f"chmod 700 {path}")
+    inner = path / _STORE
+    if inner.is_dir() and (mode := stat.S_IMODE(inner.stat().st_mode)) & 0o077:
+        finding = f"other users may enter {inner} (mode {mode:04o})"
+        return Result(name="directory", status="warning", finding=finding, details=details, remedy=f"chmod 700 {inner}")
     finding = f"{path} on {kind}" + ("" if path == place else "; it will be made")
     return Result(name="directory", status="ok", finding=finding, details=details)
 
@@ -65,7 +66,7 @@ def _directory(path: Path, options: Options) -> Result:
 def _space(path: Path, options: Options) -> Result:
     """The arithmetic of cap and floor, spelled out."""
     usage = os.statvfs(nearest_existing(path))
-    total, free, held = usage.f_blocks * usage.f_frsize, usage.f_bavail * usage.f_frsize, _held_bytes(path)
+    total, free, held = usage.f_blocks * usage.f_frsize, usage.f_bavail * usage.f_frsize, _held_bytes(path / _STORE)
     try:
         capacity = size_in_bytes("capacity", options.capacity, total)
         floor = size_in_bytes("floor", options.floor, total)

@@ -73,7 +73,7 @@ def _write_and_read(directory: Path, options: Options) -> dict[str, object]:
         if store.match(key, b"") != 1:
             raise _Mismatch("the page that was written is not found")
         read_s = _timed(lambda: _read_and_compare(store, key, written))
-        io = store.stats().get("io")
+        io = store.stats()["io_engine"]
     with contextlib.closing(_open(directory, namespace, options)) as store:
         _read_and_compare(store, key, written)
     return {
