@@ -52,8 +52,12 @@ void CheckedCopy::look(std::span<const std::byte> bytes) {
   kernel().update(&state_->xxh, nullptr, bytes.data(), bytes.size());
 }
 
-std::uint64_t CheckedCopy::value() const { return XXH3_64bits_digest(&state_->xxh); }
+std::uint64_t CheckedCopy::value() const {
+  return XXH3_64bits_digest(&state_->xxh);
+}
 
-const char* checksum_instructions() { return kernel().name; }
+const char* checksum_instructions() {
+  return kernel().name;
+}
 
 }  // namespace tpusync::host

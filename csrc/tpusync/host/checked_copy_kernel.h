@@ -1,5 +1,5 @@
-// The inner loop of checked_copy.cc, compiled once per instruction set: each including file names its own namespace
-// in TPUSYNC_KERNEL and selects its instructions before the include.
+// The inner loop of checked_copy.cc, compiled once per instruction set: each including file names its own
+// namespace in TPUSYNC_KERNEL and selects its instructions before the include.
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 

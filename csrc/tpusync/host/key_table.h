@@ -1,5 +1,6 @@
-// From keys to the slots that may hold them, in a region's shared memory: a hash table with chains. What a reader
-// finds is a hint that the seal record confirms; a reader beside a writer may miss an entry, and never hangs.
+// From keys to the slots that may hold them, in a region's shared memory: a hash table with chains. What a
+// reader finds is a hint that the seal record confirms; a reader beside a writer may miss an entry, and never
+// hangs.
 #pragma once
 
 #include <atomic>
@@ -9,7 +10,8 @@
 
 namespace tpusync::host {
 
-// A view of memory that outlives it. find(): thread-safe, beside one writer. The rest: confined to the writer's lock.
+// A view of memory that outlives it. find(): thread-safe, beside one writer. The rest: confined to the
+// writer's lock.
 class KeyTable {
  public:
   // `num_buckets` is a power of two. Both arrays hold slot + 1, 0 for none.

@@ -1,8 +1,8 @@
 #include "tpusync/host/open_region.h"
 
-#include <algorithm>
-
 #include <fmt/format.h>
+
+#include <algorithm>
 
 #include "tpusync/base/log.h"
 #include "tpusync/host/registry.h"
@@ -44,7 +44,8 @@ Status make_room(const OpenOptions& options, const Registry& registry, std::uint
     if (except == nullptr && present_bytes > 0) break;
     const std::uint64_t freed_bytes = registry.remove_dead(sizing->missing_bytes(), except);
     if (freed_bytes == 0) continue;
-    base::log(base::LogLevel::kInfo, fmt::format("removed DRAM regions without a writer: {}", human_bytes(freed_bytes)));
+    base::log(base::LogLevel::kInfo,
+              fmt::format("removed DRAM regions without a writer: {}", human_bytes(freed_bytes)));
     sizing = size_up(options, registry, present_bytes);
     if (!sizing) return tl::unexpected(sizing.error());
   }
@@ -53,7 +54,8 @@ Status make_room(const OpenOptions& options, const Registry& registry, std::uint
 }
 
 Result<std::unique_ptr<RegionFile>> try_adopt(const OpenOptions& options, const Registry& registry,
-                                              const Registry::Entry& entry, const RegionFile::Options& file_options) {
+                                              const Registry::Entry& entry,
+                                              const RegionFile::Options& file_options) {
   TPUSYNC_TRY(make_room(options, registry, entry.memory_bytes));
   return RegionFile::adopt(entry.path, file_options);
 }
@@ -66,7 +68,8 @@ std::vector<Registry::Entry> candidates(const Registry& registry, const OpenOpti
     const auto file = RegionFile::read(entry.path, options.name_space);
     return !file || (*file)->geometry() != options.geometry;
   };
-  std::stable_partition(found.begin(), found.end(), [&](const auto& entry) { return !needs_resizing(entry); });
+  std::stable_partition(found.begin(), found.end(),
+                        [&](const auto& entry) { return !needs_resizing(entry); });
   return found;
 }
 
@@ -79,7 +82,8 @@ Result<std::unique_ptr<RegionFile>> find_or_make(const OpenOptions& options, con
     Result<std::unique_ptr<RegionFile>> file = try_adopt(options, registry, entry, file_options);
     if (file) return file;
     if (file.error().code == Code::kBusy || file.error().code == Code::kNotFound) continue;
-    base::log(base::LogLevel::kWarning, fmt::format("a DRAM region was not adopted: {}", file.error().message));
+    base::log(base::LogLevel::kWarning,
+              fmt::format("a DRAM region was not adopted: {}", file.error().message));
     // Nobody can use a damaged one. Others stay as readable peers until their memory is needed.
     if (file.error().code == Code::kCorrupt) registry.remove_if_dead(entry.path);
   }
@@ -98,9 +102,11 @@ Result<std::unique_ptr<RegionFile>> find_or_make(const OpenOptions& options, con
 Status OpenOptions::validate() const {
   TPUSYNC_TRY(geometry.validate());
   if (num_threads < 1 || num_threads > kNumThreadsMax) {
-    return base::fail(Code::kInvalid, fmt::format("num_threads: {}, allowed are 1 to {}", num_threads, kNumThreadsMax));
+    return base::fail(Code::kInvalid,
+                      fmt::format("num_threads: {}, allowed are 1 to {}", num_threads, kNumThreadsMax));
   }
-  if (!root.starts_with('/')) return base::fail(Code::kInvalid, fmt::format("root: {} is not an absolute path", root));
+  if (!root.starts_with('/'))
+    return base::fail(Code::kInvalid, fmt::format("root: {} is not an absolute path", root));
   return {};
 }
 
@@ -113,13 +119,14 @@ Result<std::unique_ptr<Region>> open_region(const OpenOptions& options) {
   const std::string path = (*file)->file().path();
   const Result<bool> released = (*file)->release_tail();
   if (released && !*released) {
-    base::log(base::LogLevel::kInfo, fmt::format("{}: memory behind the last slot stays until its readers go", path));
+    base::log(base::LogLevel::kInfo,
+              fmt::format("{}: memory behind the last slot stays until its readers go", path));
   }
   Result<std::unique_ptr<Region>> region = Region::open(std::move(*file));
   if (region) {
     base::log(base::LogLevel::kInfo,
-              fmt::format("DRAM region {}: {} slots of {}, {} pages adopted", path, options.geometry.num_slots,
-                          human_bytes(options.geometry.page_bytes()),
+              fmt::format("DRAM region {}: {} slots of {}, {} pages adopted", path,
+                          options.geometry.num_slots, human_bytes(options.geometry.page_bytes()),
                           metrics::value_of((*region)->samples(), "host_pages_adopted_total")));
   }
   return region;

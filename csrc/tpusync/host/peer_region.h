@@ -26,8 +26,8 @@ class PeerRegion {
   };
   std::optional<Found> find(const index::PageKey& key) const;
 
-  // Copies what was found into `to`, in the pieces of the geometry, and verifies that it is that page still and that
-  // each byte is right. kNotFound: overtaken by the writer; kCorrupt: damaged.
+  // Copies what was found into `to`, in the pieces of the geometry, and verifies that it is that page still
+  // and that each byte is right. kNotFound: overtaken by the writer; kCorrupt: damaged.
   base::Status copy(const Found& found, const index::PageKey& key, std::span<std::byte* const> to) const;
 
   // Whether its name is still this file's and it has not grown: otherwise open it anew.

@@ -1,10 +1,10 @@
 #include "tpusync/host/region.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cassert>
 #include <cstring>
-
-#include <fmt/format.h>
 
 #include "tpusync/base/log.h"
 #include "tpusync/host/checked_copy.h"
@@ -80,8 +80,10 @@ void Region::recover() {
     if (!seal) counters_.damaged_records.add();
     seals_.retract(slot);
   }
-  // Oldest seal first, and every page before its ancestors: walk from the newest, ancestors first, then turn around.
-  std::sort(found.begin(), found.end(), [](const Entry& a, const Entry& b) { return a.generation > b.generation; });
+  // Oldest seal first, and every page before its ancestors: walk from the newest, ancestors first, then turn
+  // around.
+  std::sort(found.begin(), found.end(),
+            [](const Entry& a, const Entry& b) { return a.generation > b.generation; });
   std::vector<SlotId> order, path;
   std::vector<bool> placed(geometry().num_slots);
   for (const Entry& entry : found) {
@@ -144,11 +146,12 @@ Status Region::free(std::span<const SlotId> slots) {
   std::lock_guard lock(mutex_);
   for (const SlotId slot : slots) {
     if (index::to_number(slot) >= book_.num_slots() || !book_.used(slot)) {
-      return base::fail(Code::kInvalid, fmt::format("slot {} is freed, but not in use", index::to_number(slot)));
+      return base::fail(Code::kInvalid,
+                        fmt::format("slot {} is freed, but not in use", index::to_number(slot)));
     }
   }
-  // Backwards: the head of a prefix becomes the youngest, so it is evicted last. A slot that is named twice would
-  // have passed the check above.
+  // Backwards: the head of a prefix becomes the youngest, so it is evicted last. A slot that is named twice
+  // would have passed the check above.
   for (std::size_t i = slots.size(); i-- > 0;) {
     if (book_.used(slots[i])) book_.give_back(slots[i]);
   }
@@ -166,8 +169,8 @@ void Region::free_all() {
   book_.clear();
 }
 
-// Ancestors that are no longer in use must stay younger than what hangs below them. The first one that is in use ends
-// the walk: it will be freed later than this one, and be younger by that.
+// Ancestors that are no longer in use must stay younger than what hangs below them. The first one that is in
+// use ends the walk: it will be freed later than this one, and be younger by that.
 void Region::touch_ancestors_locked(SlotId slot) {
   for (int i = 0; i < kNumAncestorsMax; ++i) {
     slot = parent_of(slot);
@@ -218,7 +221,8 @@ Code Region::seal_known(const PageKey& key, Ancestry ancestry, SlotId slot, std:
   return publish(key, ancestry, slot, use, payload_checksum);
 }
 
-Code Region::publish(const PageKey& key, Ancestry ancestry, SlotId slot, std::uint32_t use, std::uint64_t checksum) {
+Code Region::publish(const PageKey& key, Ancestry ancestry, SlotId slot, std::uint32_t use,
+                     std::uint64_t checksum) {
   std::lock_guard lock(mutex_);
   if (book_.use(slot) != use || !book_.used(slot)) {
     counters_.freed_while_sealing.add();
@@ -251,7 +255,9 @@ std::size_t Region::match(std::span<const PageKey> keys) const {
 }
 
 // Without the lock, as a reader of another process would: an answer for this moment either way.
-bool Region::contains(const PageKey& key) const { return find_locked(key) != kNoSlot; }
+bool Region::contains(const PageKey& key) const {
+  return find_locked(key) != kNoSlot;
+}
 
 void Region::touch(std::span<const PageKey> prefix, std::span<const PageKey> keys) {
   std::lock_guard lock(mutex_);

@@ -28,8 +28,8 @@ enum class Verify : unsigned char { kOnce, kAlways };
 // A resource: the one writer of its file. Thread-safe. The file and its pages stay when it goes.
 class Region {
  public:
-  // `file` was made by RegionFile::create or adopt. Adoption looks at every record, not at the pages: those that were
-  // there before are verified when they are first read.
+  // `file` was made by RegionFile::create or adopt. Adoption looks at every record, not at the pages: those
+  // that were there before are verified when they are first read.
   static base::Result<std::unique_ptr<Region>> open(std::unique_ptr<RegionFile> file);
 
   Region(const Region&) = delete;
@@ -40,20 +40,22 @@ class Region {
   // [piece][slot][bytes of a piece], the memory of the pool, mapped for as long as the region lives.
   std::span<std::byte> payload() const { return file_->payload(); }
   const RegionFile& file() const { return *file_; }
-  std::span<std::byte> piece(index::SlotId slot, std::size_t number) const { return file_->piece(slot, number); }
+  std::span<std::byte> piece(index::SlotId slot, std::size_t number) const {
+    return file_->piece(slot, number);
+  }
 
   // Slots for `count` pages, or none at all. What was sealed in them is gone when this returns.
   std::vector<index::SlotId> alloc(std::size_t count);
-  // kInvalid, and nothing is freed, if one of them is not in use. Pages that are sealed stay readable. `slots` are in
-  // prefix order: the first is evicted last.
+  // kInvalid, and nothing is freed, if one of them is not in use. Pages that are sealed stay readable.
+  // `slots` are in prefix order: the first is evicted last.
   base::Status free(std::span<const index::SlotId> slots);
   std::size_t num_available() const;
   // Frees everything that is in use, in the order of its last touch.
   void free_all();
 
-  // Declares that each slot, which is in use, holds the whole page of its key from now on until it is allocated
-  // again. `keys` continue `prefix`; sums up the bytes on the calling thread. One outcome per page: kOk, also if the
-  // page was sealed in another slot; kInvalid: not in use; kCancelled: freed meanwhile.
+  // Declares that each slot, which is in use, holds the whole page of its key from now on until it is
+  // allocated again. `keys` continue `prefix`; sums up the bytes on the calling thread. One outcome per page:
+  // kOk, also if the page was sealed in another slot; kInvalid: not in use; kCancelled: freed meanwhile.
   std::vector<base::Code> seal(std::span<const index::PageKey> prefix, std::span<const index::PageKey> keys,
                                std::span<const index::SlotId> slots);
   // The same for one page whose bytes the caller has already summed up under payload_seed().
@@ -73,8 +75,8 @@ class Region {
   };
   std::optional<Found> find(const index::PageKey& key) const;
 
-  // Copies a page out. kNotFound: not here, or allocated meanwhile; kCorrupt: its bytes are not what was sealed, and
-  // it has been dropped. Otherwise the checksum of the page.
+  // Copies a page out. kNotFound: not here, or allocated meanwhile; kCorrupt: its bytes are not what was
+  // sealed, and it has been dropped. Otherwise the checksum of the page.
   base::Result<Seal> get(const index::PageKey& key, Pieces to, Verify verify = Verify::kOnce);
 
   // Whether the page is here and its bytes are those that were sealed; drops it if not.
@@ -106,8 +108,8 @@ class Region {
   void drop_locked(index::SlotId slot);
   void retract_locked(index::SlotId slot);
   void touch_ancestors_locked(index::SlotId slot);
-  base::Code publish(const index::PageKey& key, index::Ancestry ancestry, index::SlotId slot, std::uint32_t use,
-                     std::uint64_t checksum);
+  base::Code publish(const index::PageKey& key, index::Ancestry ancestry, index::SlotId slot,
+                     std::uint32_t use, std::uint64_t checksum);
   base::Result<Seal> finish_read(const Found& found, bool intact);
   std::uint64_t checksum_of(const index::PageKey& key, index::SlotId slot) const;
 
@@ -124,14 +126,15 @@ class Region {
   std::uint64_t next_generation_ = 0;
 
   struct Counters {
-    metrics::Counter adopted, damaged_records, sealed, sealed_already, freed_while_sealing, evicted, hits, misses,
-        corrupt, overtaken;
+    metrics::Counter adopted, damaged_records, sealed, sealed_already, freed_while_sealing, evicted, hits,
+        misses, corrupt, overtaken;
   };
   mutable Counters counters_;
   std::jthread populate_;  // last: it uses the rest
 };
 
 // The ancestry of page `i` of keys that continue `prefix`.
-index::Ancestry ancestry_of(std::span<const index::PageKey> prefix, std::span<const index::PageKey> keys, std::size_t i);
+index::Ancestry ancestry_of(std::span<const index::PageKey> prefix, std::span<const index::PageKey> keys,
+                            std::size_t i);
 
 }  // namespace tpusync::host

@@ -1,12 +1,11 @@
 #include "tpusync/host/region_file.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstring>
 #include <thread>
-
-#include <fmt/format.h>
 
 #include "tpusync/base/clock.h"
 
@@ -34,32 +33,35 @@ Result<RegionHeader> header_of(const SharedFile& file, std::uint64_t size_bytes)
     return base::fail(header.error().code, fmt::format("{}: {}", file.path(), header.error().message));
   }
   if (header->file_bytes() > size_bytes) {
-    return base::fail(Code::kCorrupt, fmt::format("{}: {} bytes, its header asks for {}", file.path(), size_bytes,
-                                                  header->file_bytes()));
+    return base::fail(Code::kCorrupt, fmt::format("{}: {} bytes, its header asks for {}", file.path(),
+                                                  size_bytes, header->file_bytes()));
   }
   return header;
 }
 
-Status check_identity(const RegionHeader& header, const RegionFile::Options& options, std::uint64_t align_bytes,
-                      const std::string& path) {
+Status check_identity(const RegionHeader& header, const RegionFile::Options& options,
+                      std::uint64_t align_bytes, const std::string& path) {
   if (header.name_space != options.name_space) {
     return base::fail(Code::kInvalid, fmt::format("{} belongs to another namespace", path));
   }
   if (header.piece_bytes != options.geometry.piece_bytes) {
     return base::fail(Code::kInvalid,
                       fmt::format("{} has pages of {} bytes in {} pieces, wanted are {} in {}", path,
-                                  header.page_bytes(), header.piece_bytes.size(), options.geometry.page_bytes(),
-                                  options.geometry.piece_bytes.size()));
+                                  header.page_bytes(), header.piece_bytes.size(),
+                                  options.geometry.page_bytes(), options.geometry.piece_bytes.size()));
   }
   if (!fits(header, options.geometry.num_slots, align_bytes)) {
-    return base::fail(Code::kInvalid, fmt::format("{} cannot be given {} slots: it was laid out for {} {}", path,
-                                                  options.geometry.num_slots, header.split ? "at most" : "exactly",
-                                                  header.num_slots_max));
+    return base::fail(
+        Code::kInvalid,
+        fmt::format("{} cannot be given {} slots: it was laid out for {} {}", path,
+                    options.geometry.num_slots, header.split ? "at most" : "exactly", header.num_slots_max));
   }
   return {};
 }
 
-std::int64_t unix_now_ns() { return base::Clock().unix_ns(); }
+std::int64_t unix_now_ns() {
+  return base::Clock().unix_ns();
+}
 
 std::optional<WriterState> newest_state(std::span<const std::byte> table) {
   std::optional<WriterState> newest;
@@ -173,7 +175,8 @@ Result<std::unique_ptr<RegionFile>> RegionFile::create(const std::string& path, 
   std::array<std::byte, kHeaderBytes> bytes;
   encode_header(header, bytes);
   std::byte* const to = region->table_->bytes().data();
-  std::memcpy(to + sizeof(std::uint64_t), bytes.data() + sizeof(std::uint64_t), kWriterStateOffset[0] - sizeof(std::uint64_t));
+  std::memcpy(to + sizeof(std::uint64_t), bytes.data() + sizeof(std::uint64_t),
+              kWriterStateOffset[0] - sizeof(std::uint64_t));
   std::atomic_ref(*reinterpret_cast<std::uint64_t*>(to))
       .store(base::load_le<std::uint64_t>(bytes.data()), std::memory_order_release);
   return region;
@@ -215,7 +218,8 @@ Result<std::unique_ptr<RegionFile>> RegionFile::read(const std::string& path, co
   std::unique_ptr<RegionFile> region(new RegionFile(std::move(*file), std::move(*header)));
   TPUSYNC_TRY(region->map_table(false));
   const std::optional<WriterState> state = region->current_state();
-  if (!state) return base::fail(Code::kCorrupt, fmt::format("{}: the marks of its writers are damaged", path));
+  if (!state)
+    return base::fail(Code::kCorrupt, fmt::format("{}: the marks of its writers are damaged", path));
   region->state_ = *state;
   TPUSYNC_TRY(region->map_payload(state->num_slots, false));
   return region;
@@ -251,7 +255,8 @@ Result<bool> RegionFile::release_tail() {
   const Result<SharedFile::Info> info = file_->info();
   if (!info) return tl::unexpected(info.error());
   for (std::size_t i = 0; i < header_.num_spans(); ++i) {
-    const std::uint64_t used = base::round_up(header_.piece_bytes[i] * geometry_.num_slots, info->map_align_bytes);
+    const std::uint64_t used =
+        base::round_up(header_.piece_bytes[i] * geometry_.num_slots, info->map_align_bytes);
     TPUSYNC_TRY(file_->release(header_.payload_offset(i) + used, header_.payload_span_bytes - used));
   }
   return true;

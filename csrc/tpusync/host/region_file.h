@@ -25,11 +25,13 @@ class RegionFile {
     int numa_node = -1;   // -1: wherever
   };
 
-  // A new file, locked for this process. kBusy: the name is taken. kExhausted: no memory; nothing is left then.
+  // A new file, locked for this process. kBusy: the name is taken. kExhausted: no memory; nothing is left
+  // then.
   static base::Result<std::unique_ptr<RegionFile>> create(const std::string& path, const Options& options);
 
-  // The file of a writer that is gone. kBusy: it lives; kInvalid: another namespace or geometry, or a number of slots
-  // that it cannot take, all named; kCorrupt: its header is damaged; kUnsupported: of a newer version.
+  // The file of a writer that is gone. kBusy: it lives; kInvalid: another namespace or geometry, or a number
+  // of slots that it cannot take, all named; kCorrupt: its header is damaged; kUnsupported: of a newer
+  // version.
   static base::Result<std::unique_ptr<RegionFile>> adopt(const std::string& path, const Options& options);
 
   // Somebody's file, for reading beside its writer. Errors as above, never kBusy.
@@ -52,8 +54,8 @@ class RegionFile {
   // What the writer says of itself now; nothing while the header is damaged.
   std::optional<WriterState> current_state() const;
 
-  // True for a file whose memory is all there, but not yet in this process's page tables: populating it only saves
-  // later faults, so that it can be done beside other work.
+  // True for a file whose memory is all there, but not yet in this process's page tables: populating it only
+  // saves later faults, so that it can be done beside other work.
   bool needs_populating() const { return needs_populating_; }
   // Makes one of `num_parts` equal parts of the payload present. Thread-safe.
   base::Status populate_part(std::size_t part, std::size_t num_parts) const;
@@ -62,7 +64,8 @@ class RegionFile {
   base::Status remove() { return file_->remove_name(); }
 
  private:
-  RegionFile(std::unique_ptr<os::SharedFile> file, RegionHeader header) : file_(std::move(file)), header_(std::move(header)) {}
+  RegionFile(std::unique_ptr<os::SharedFile> file, RegionHeader header)
+      : file_(std::move(file)), header_(std::move(header)) {}
   base::Status map_table(bool write);
   base::Status map_payload(std::uint64_t num_slots, bool write);
   base::Status begin(const Options& options, const WriterState& previous);

@@ -1,11 +1,11 @@
 #include "tpusync/host/region_format.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstring>
 #include <numeric>
-
-#include <fmt/format.h>
 
 #include "tpusync/base/bytes.h"
 #include "tpusync/base/checksum.h"
@@ -68,24 +68,28 @@ std::vector<std::uint64_t> Geometry::piece_offsets() const {
 
 Status Geometry::validate() const {
   if (num_slots == 0 || num_slots > kNumSlotsMax) {
-    return base::fail(Code::kInvalid, fmt::format("num_slots: {}, allowed are 1 to {}", num_slots, kNumSlotsMax));
+    return base::fail(Code::kInvalid,
+                      fmt::format("num_slots: {}, allowed are 1 to {}", num_slots, kNumSlotsMax));
   }
   if (piece_bytes.empty() || piece_bytes.size() > kNumPiecesMax) {
-    return base::fail(Code::kInvalid,
-                      fmt::format("piece_bytes: {} pieces, allowed are 1 to {}", piece_bytes.size(), kNumPiecesMax));
+    return base::fail(Code::kInvalid, fmt::format("piece_bytes: {} pieces, allowed are 1 to {}",
+                                                  piece_bytes.size(), kNumPiecesMax));
   }
   std::uint64_t total = 0;
   for (const std::uint64_t bytes : piece_bytes) {
     total += bytes;
     if (bytes == 0 || bytes > kPageBytesMax || total > kPageBytesMax) {
-      return base::fail(Code::kInvalid, fmt::format("piece_bytes: {} in a page of {}, allowed are 1 to {} for a page",
-                                                    bytes, total, kPageBytesMax));
+      return base::fail(Code::kInvalid,
+                        fmt::format("piece_bytes: {} in a page of {}, allowed are 1 to {} for a page", bytes,
+                                    total, kPageBytesMax));
     }
   }
   return {};
 }
 
-std::uint64_t RegionHeader::num_buckets() const { return std::bit_ceil(num_slots_max); }
+std::uint64_t RegionHeader::num_buckets() const {
+  return std::bit_ceil(num_slots_max);
+}
 
 std::uint64_t RegionHeader::table_span_bytes() const {
   return round_up(bucket_offset() + num_buckets() * sizeof(std::uint32_t), kSpanAlignBytes);
@@ -93,15 +97,18 @@ std::uint64_t RegionHeader::table_span_bytes() const {
 
 RegionHeader make_header(const Geometry& geometry, const Digest& name_space, std::uint64_t map_align_bytes,
                          std::int64_t now_unix_ns) {
-  RegionHeader header{.name_space = name_space, .piece_bytes = geometry.piece_bytes, .created_unix_ns = now_unix_ns};
+  RegionHeader header{
+      .name_space = name_space, .piece_bytes = geometry.piece_bytes, .created_unix_ns = now_unix_ns};
   header.split = true;
-  header.split = fits({.piece_bytes = geometry.piece_bytes, .split = true, .num_slots_max = geometry.num_slots},
-                      geometry.num_slots, map_align_bytes);
+  header.split =
+      fits({.piece_bytes = geometry.piece_bytes, .split = true, .num_slots_max = geometry.num_slots},
+           geometry.num_slots, map_align_bytes);
   header.num_slots_max = header.split ? geometry.num_slots * kGrowthFactor : geometry.num_slots;
   std::uint64_t span_bytes = header.page_bytes() * header.num_slots_max;
   if (header.split) {
     span_bytes = 0;
-    for (const std::uint64_t bytes : header.piece_bytes) span_bytes = std::max(span_bytes, bytes * header.num_slots_max);
+    for (const std::uint64_t bytes : header.piece_bytes)
+      span_bytes = std::max(span_bytes, bytes * header.num_slots_max);
   }
   header.payload_span_bytes = round_up(span_bytes, std::max(kSpanAlignBytes, map_align_bytes));
   return header;
@@ -153,7 +160,8 @@ Result<RegionHeader> decode_header(std::span<const std::byte, kHeaderBytes> byte
   header.payload_span_bytes = load_le<std::uint64_t>(bytes.data() + 64);
   header.created_unix_ns = load_le<std::int64_t>(bytes.data() + 72);
   for (std::size_t i = 0; i < num_pieces; ++i) {
-    header.piece_bytes.push_back(load_le<std::uint64_t>(bytes.data() + kPiecesOffset + i * sizeof(std::uint64_t)));
+    header.piece_bytes.push_back(
+        load_le<std::uint64_t>(bytes.data() + kPiecesOffset + i * sizeof(std::uint64_t)));
   }
   // A checksum proves that it was written like this, not that whoever wrote it was right.
   if (!spans_hold_pages(header)) {
@@ -184,12 +192,14 @@ std::optional<WriterState> decode_writer_state(std::span<const std::byte, kWrite
 }
 
 bool Seal::operator==(const Seal& other) const {
-  return key == other.key && ancestry.parent == other.ancestry.parent && ancestry.depth == other.ancestry.depth &&
-         generation == other.generation && payload_checksum == other.payload_checksum &&
-         length_bytes == other.length_bytes;
+  return key == other.key && ancestry.parent == other.ancestry.parent &&
+         ancestry.depth == other.ancestry.depth && generation == other.generation &&
+         payload_checksum == other.payload_checksum && length_bytes == other.length_bytes;
 }
 
-std::uint64_t namespace_seed(const Digest& name_space) { return base::checksum64(name_space, kFormatVersion); }
+std::uint64_t namespace_seed(const Digest& name_space) {
+  return base::checksum64(name_space, kFormatVersion);
+}
 
 namespace {
 
@@ -206,7 +216,8 @@ SealWords encode_seal(const Seal& seal, std::uint64_t seed, index::SlotId slot) 
   words[0] = seal.generation << 1 | 1;
   std::memcpy(&words[1], seal.key.bytes.data(), index::kKeyBytes);
   words[5] = seal.payload_checksum;
-  words[6] = (seal.ancestry.parent & index::PageKey::kShortHashMask) | std::uint64_t{seal.ancestry.depth} << 48;
+  words[6] = (seal.ancestry.parent & index::PageKey::kShortHashMask) | std::uint64_t{seal.ancestry.depth}
+                                                                           << 48;
   words[7] = seal.length_bytes;
   words[7] |= std::uint64_t{record_checksum(words, seed, slot)} << 32;
   return words;

@@ -1,5 +1,5 @@
-// The bytes of a DRAM region's file, version 1. The document is docs/formats/region-v1.md; this is its encoder and
-// decoder. Everything is little-endian.
+// The bytes of a DRAM region's file, version 1. The document is docs/formats/region-v1.md; this is its
+// encoder and decoder. Everything is little-endian.
 //
 //   [header 16 KiB][seal record 64]*[chain 4]*[bucket 4]* ... span 0
 //   [piece 0 of slot 0][piece 0 of slot 1] ...                span 1
@@ -31,8 +31,9 @@ inline constexpr std::uint64_t kSpanAlignBytes = std::uint64_t{2} << 20;
 
 using Digest = std::array<std::byte, kDigestBytes>;  // of the identity: the namespace
 
-// Where the pieces of a page lie in the memory that the region hands out: piece p of slot s is piece_bytes[p] long
-// and begins at piece_offset(p) + s * piece_bytes[p], as in a tensor of shape [pieces][slots][...]. A value.
+// Where the pieces of a page lie in the memory that the region hands out: piece p of slot s is piece_bytes[p]
+// long and begins at piece_offset(p) + s * piece_bytes[p], as in a tensor of shape [pieces][slots][...]. A
+// value.
 struct Geometry {
   std::vector<std::uint64_t> piece_bytes;
   std::uint64_t num_slots = 0;
@@ -50,7 +51,8 @@ struct RegionHeader {
   std::uint32_t version = kFormatVersion;
   Digest name_space{};
   std::vector<std::uint64_t> piece_bytes;
-  bool split = true;  // every piece has a span of its own, so that num_slots may change; else one span has all
+  bool split =
+      true;  // every piece has a span of its own, so that num_slots may change; else one span has all
   std::uint64_t num_slots_max = 0;
   std::uint64_t payload_span_bytes = 0;
   std::int64_t created_unix_ns = 0;
@@ -62,7 +64,9 @@ struct RegionHeader {
   std::uint64_t chain_offset() const { return kHeaderBytes + num_slots_max * kSealBytes; }
   std::uint64_t bucket_offset() const { return chain_offset() + num_slots_max * sizeof(std::uint32_t); }
   std::uint64_t table_span_bytes() const;
-  std::uint64_t payload_offset(std::size_t span) const { return table_span_bytes() + span * payload_span_bytes; }
+  std::uint64_t payload_offset(std::size_t span) const {
+    return table_span_bytes() + span * payload_span_bytes;
+  }
   std::uint64_t file_bytes() const { return payload_offset(num_spans()); }
 };
 
@@ -76,8 +80,8 @@ void encode_header(const RegionHeader& header, std::span<std::byte, kHeaderBytes
 // kCorrupt: damaged or no header at all; kUnsupported: of a newer version.
 base::Result<RegionHeader> decode_header(std::span<const std::byte, kHeaderBytes> bytes);
 
-// What the writer of the moment says. Two copies are kept and written in turn, so that one of them is whole whenever
-// the writer dies; the one with the higher epoch counts.
+// What the writer of the moment says. Two copies are kept and written in turn, so that one of them is whole
+// whenever the writer dies; the one with the higher epoch counts.
 struct WriterState {
   std::uint64_t epoch = 0;  // grows with every adoption and every change of num_slots; below 2**23
   std::uint64_t num_slots = 0;
@@ -92,7 +96,8 @@ inline constexpr std::size_t kWriterStateOffset[2] = {kHeaderBytes - 256, kHeade
 std::array<std::byte, kWriterStateBytes> encode_writer_state(const WriterState& state);
 std::optional<WriterState> decode_writer_state(std::span<const std::byte, kWriterStateBytes> bytes);
 
-// What a slot holds. Word 0 is `generation << 1 | sealed`; a generation is `epoch << 40 | count` and never returns.
+// What a slot holds. Word 0 is `generation << 1 | sealed`; a generation is `epoch << 40 | count` and never
+// returns.
 struct Seal {
   index::PageKey key;
   index::Ancestry ancestry;

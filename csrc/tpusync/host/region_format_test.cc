@@ -1,5 +1,6 @@
 #include "tpusync/host/region_format.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "tpusync/base/bytes.h"
@@ -26,15 +27,31 @@ Seal example_seal() {
           .length_bytes = 131072};
 }
 
-// The bytes of version 1. A change here is a new version.
+std::string hex_of(const SealWords& words) {
+  std::string text;
+  for (const std::byte byte : std::as_bytes(std::span(words)))
+    text += fmt::format("{:02x}", static_cast<unsigned>(byte));
+  return text;
+}
+
+// The bytes of version 1, as docs/formats/region-v1.md shows the seal. A change here is a new version.
 TEST(RegionFormat, GoldenBytes) {
   std::array<std::byte, kHeaderBytes> header{};
   encode_header(example_header(), header);
   EXPECT_EQ(base::checksum64(header), 0x144cfdcaf285309dull) << std::hex << base::checksum64(header);
-  const SealWords words = encode_seal(example_seal(), namespace_seed(digest_of(7)), SlotId{12});
-  EXPECT_EQ(base::checksum64(std::as_bytes(std::span(words))), 0x62fc4c38494e48d4ull)
-      << std::hex << base::checksum64(std::as_bytes(std::span(words)));
-  const auto state = encode_writer_state({.epoch = 5, .num_slots = 1000, .process_id = 4711, .since_unix_ns = 99});
+  Digest digest;
+  digest.fill(std::byte{7});
+  Seal seal = example_seal();
+  seal.key.bytes.fill(std::byte{0x11});
+  seal.ancestry.parent = 0x222222222222;
+  const SealWords words = encode_seal(seal, namespace_seed(digest), SlotId{12});
+  EXPECT_EQ(hex_of(words),
+            "9b000000000a00001111111111111111"
+            "11111111111111111111111111111111"
+            "1111111111111111efcdab8967452301"
+            "2222222222220900000002004f81cab8");
+  const auto state =
+      encode_writer_state({.epoch = 5, .num_slots = 1000, .process_id = 4711, .since_unix_ns = 99});
   EXPECT_EQ(base::checksum64(state), 0x180217dbca11d50ull) << std::hex << base::checksum64(state);
 }
 
@@ -147,7 +164,8 @@ TEST(RegionFormat, GeometryNamesTheNumberThatIsOutOfItsRange) {
   EXPECT_FALSE((Geometry{.piece_bytes = {}, .num_slots = 1}.validate()));
   EXPECT_FALSE((Geometry{.piece_bytes = {0}, .num_slots = 1}.validate()));
   EXPECT_FALSE((Geometry{.piece_bytes = {kPageBytesMax, 1}, .num_slots = 1}.validate()));
-  EXPECT_FALSE((Geometry{.piece_bytes = std::vector<std::uint64_t>(kNumPiecesMax + 1, 1), .num_slots = 1}.validate()));
+  EXPECT_FALSE(
+      (Geometry{.piece_bytes = std::vector<std::uint64_t>(kNumPiecesMax + 1, 1), .num_slots = 1}.validate()));
 }
 
 }  // namespace

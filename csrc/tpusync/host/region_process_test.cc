@@ -27,8 +27,9 @@ constexpr std::uint64_t kNumNumbers = 64;  // keys are those of 0 to 63
 // What processes tell each other. Atomics of this kind work across processes.
 struct Board {
   std::atomic<std::uint64_t> num_steps{0};
-  std::atomic<int> allocating{0};                       // pages that an alloc in flight may evict
-  std::atomic<unsigned char> sealed[kNumNumbers] = {};  // acknowledged, and not evicted as far as the writer knows
+  std::atomic<int> allocating{0};  // pages that an alloc in flight may evict
+  std::atomic<unsigned char> sealed[kNumNumbers] =
+      {};  // acknowledged, and not evicted as far as the writer knows
   std::atomic<std::uint64_t> num_reads{0};
   std::atomic<std::uint64_t> num_wrong{0};
   std::atomic<int> num_open{0};
@@ -37,7 +38,8 @@ struct Board {
 class SharedBoard {
  public:
   SharedBoard()
-      : board_(new (::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) Board) {}
+      : board_(new (::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))
+                   Board) {}
   ~SharedBoard() { ::munmap(board_, sizeof(Board)); }
   Board* operator->() const { return board_; }
   Board& operator*() const { return *board_; }
@@ -168,7 +170,8 @@ TEST_P(Seeded, AWriterKilledAtAnyMomentLeavesEveryAcknowledgedPageAndNoWrongOne)
     }
     const auto region = open_in(directory_.path());
     ASSERT_TRUE(region);
-    EXPECT_EQ(region->file().state().epoch, static_cast<std::uint64_t>(2 * life + 2)) << "it adopts, it does not make";
+    EXPECT_EQ(region->file().state().epoch, static_cast<std::uint64_t>(2 * life + 2))
+        << "it adopts, it does not make";
     int num_missing = 0;
     PageBuffer buffer(region->geometry());
     for (std::uint64_t number = 0; number < kNumNumbers; ++number) {
@@ -244,7 +247,8 @@ TEST_P(Seeded, ManyProcessesThatOpenAtOnceGetARegionEachAndNeverLeaveMore) {
     std::vector<std::unique_ptr<Child>> children;
     for (int i = 0; i < kNumProcesses; ++i) {
       const std::uint64_t seed = prng.next();
-      children.push_back(std::make_unique<Child>([&, seed] { write_for_ever(directory_.path(), *board_, seed); }));
+      children.push_back(
+          std::make_unique<Child>([&, seed] { write_for_ever(directory_.path(), *board_, seed); }));
     }
     // One of them dies while it opens, or soon after.
     spin(prng.below(1000000));

@@ -221,7 +221,9 @@ TEST_F(RegionTest, GenerationsNeverReturn) {
 }
 
 TEST_F(RegionTest, CapacityShrinksAndGrowsAndPagesThatStillHaveASlotStay) {
-  { put_pages(*open(16), 0, 12); }
+  {
+    put_pages(*open(16), 0, 12);
+  }
   {
     const auto region = open(8);
     EXPECT_EQ(count(*region, "host_pages_adopted_total"), 8u);
@@ -254,7 +256,9 @@ TEST_F(RegionTest, ShrinkingGivesMemoryBackUnlessAReaderMapsIt) {
   }
   const auto found = reader->find(key_of(200));
   ASSERT_TRUE(found);
-  { EXPECT_EQ(memory_of(*open_with(128)), full_bytes); }
+  {
+    EXPECT_EQ(memory_of(*open_with(128)), full_bytes);
+  }
   PageBuffer buffer(small_geometry(256, kPieceBytes));
   EXPECT_EQ(reader->copy(*found, key_of(200), buffer.to()).error().code, Code::kNotFound);
   reader.reset();

@@ -1,9 +1,9 @@
 #include "tpusync/host/registry.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
-
-#include <fmt/format.h>
 
 #include "tpusync/os/file.h"
 #include "tpusync/os/shared_file.h"
@@ -45,7 +45,8 @@ std::optional<Registry::Entry> parse(std::string_view name) {
 }  // namespace
 
 Result<Registry> Registry::open(const std::string& root) {
-  if (!root.starts_with('/')) return base::fail(Code::kInvalid, fmt::format("{}: not an absolute path", root));
+  if (!root.starts_with('/'))
+    return base::fail(Code::kInvalid, fmt::format("{}: not an absolute path", root));
   os::FileSystem& files = os::posix_file_system();
   TPUSYNC_TRY(files.make_directory(root, kDirectoryMode));
   const Result<os::FileInfo> info = files.info(root);
@@ -56,8 +57,10 @@ Result<Registry> Registry::open(const std::string& root) {
                                                   info->owner, files.user()));
   }
   if ((info->mode & 077) != 0) {
-    return base::fail(Code::kInvalid, fmt::format("{} has mode {:o}: others could read the pages of every request, "
-                                                  "or put their own there; chmod it to 700", root, info->mode));
+    return base::fail(Code::kInvalid,
+                      fmt::format("{} has mode {:o}: others could read the pages of every request, "
+                                  "or put their own there; chmod it to 700",
+                                  root, info->mode));
   }
   return Registry(root);
 }

@@ -1,4 +1,5 @@
-// The directory in which the processes of a node find each other's regions: file names, and nothing that runs.
+// The directory in which the processes of a node find each other's regions: file names, and nothing that
+// runs.
 //
 //   <root>/<namespace, 64 hex digits>-<number>.region
 #pragma once
@@ -17,7 +18,8 @@ namespace tpusync::host {
 // Immutable. Thread-safe.
 class Registry {
  public:
-  // Makes the directory with mode 0700 if it is missing. kInvalid: not a directory, another user's, or open to others.
+  // Makes the directory with mode 0700 if it is missing. kInvalid: not a directory, another user's, or open
+  // to others.
   static base::Result<Registry> open(const std::string& root);
 
   struct Entry {
@@ -34,8 +36,8 @@ class Registry {
   std::string path_of(const Digest& name_space, int number) const;
   const std::string& root() const { return root_; }
 
-  // Removes regions without a living writer, least recently written first, until `needed_bytes` are freed or none is
-  // left; never `except`. Answers the bytes. Their readers keep what they have mapped.
+  // Removes regions without a living writer, least recently written first, until `needed_bytes` are freed or
+  // none is left; never `except`. Answers the bytes. Their readers keep what they have mapped.
   std::uint64_t remove_dead(std::uint64_t needed_bytes, const Digest* except) const;
 
   // Whether a process holds the region's lock at this moment.

@@ -58,7 +58,9 @@ TEST(OpenRegion, ALivingRegionIsLeftAloneAndAnotherIsMade) {
 
 TEST(OpenRegion, ARegionOfAnotherGeometryStaysReadableBesideTheNewOne) {
   MemoryDirectory directory;
-  { put_pages(*open_region(options_in(directory.path(), small_geometry(4))).value(), 0, 4); }
+  {
+    put_pages(*open_region(options_in(directory.path(), small_geometry(4))).value(), 0, 4);
+  }
   const auto region = open_region(options_in(directory.path(), small_geometry(4, 8192))).value();
   EXPECT_EQ(region->match(keys_of(0, 4)), 0u);
   EXPECT_EQ(Registry::open(directory.path())->entries().size(), 2u);
@@ -104,10 +106,12 @@ TEST(OpenRegion, ATruncatedFileIsNeverMappedBeyondItsEnd) {
     put_pages(*region, 0, 64);
     path = region->file().file().path();
   }
-  for (const std::uint64_t size : {std::uint64_t{5} << 20, std::uint64_t{2} << 20, std::uint64_t{100}, std::uint64_t{0}}) {
+  for (const std::uint64_t size :
+       {std::uint64_t{5} << 20, std::uint64_t{2} << 20, std::uint64_t{100}, std::uint64_t{0}}) {
     std::filesystem::resize_file(path, size);
     EXPECT_EQ(PeerRegion::open(path, digest_of(1)).error().code, Code::kCorrupt) << size;
-    EXPECT_FALSE(RegionFile::adopt(path, {.geometry = small_geometry(64), .name_space = digest_of(1)})) << size;
+    EXPECT_FALSE(RegionFile::adopt(path, {.geometry = small_geometry(64), .name_space = digest_of(1)}))
+        << size;
   }
   const auto region = open_region(options_in(directory.path(), small_geometry(64))).value();
   EXPECT_EQ(put_pages(*region, 0, 64).size(), 64u);
@@ -129,7 +133,9 @@ TEST(OpenRegion, NoRoomIsSaidWithItsArithmetic) {
 TEST(OpenRegion, DeadRegionsOfOthersMakeRoomAndLivingOnesDoNot) {
   MemoryDirectory directory;
   const auto alive = open_region(options_in(directory.path(), small_geometry(1024), 2)).value();
-  { put_pages(*open_region(options_in(directory.path(), small_geometry(1024), 3)).value(), 0, 8); }
+  {
+    put_pages(*open_region(options_in(directory.path(), small_geometry(1024), 3)).value(), 0, 8);
+  }
   OpenOptions options = options_in(directory.path(), small_geometry(1024));
   options.cap_bytes = 24 * base::kMiB;  // each takes 10 MiB: 8 of pages and 2 of tables
   const auto region = open_region(options);
@@ -157,7 +163,9 @@ TEST(OpenRegion, OddPagesWorkAndSurviveWithTheSameCapacityOnly) {
   }
   Geometry larger = odd;
   larger.num_slots = 9;
-  { EXPECT_EQ(open_region(options_in(directory.path(), larger)).value()->match(keys_of(0, 7)), 0u); }
+  {
+    EXPECT_EQ(open_region(options_in(directory.path(), larger)).value()->match(keys_of(0, 7)), 0u);
+  }
   const auto region = open_region(options_in(directory.path(), odd)).value();
   PageBuffer buffer(odd);
   ASSERT_TRUE(region->get(key_of(6), buffer.to()));

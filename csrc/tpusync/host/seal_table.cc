@@ -6,8 +6,8 @@ namespace tpusync::host {
 
 namespace {
 
-// Words in shared memory are only ever accessed as atomics of the size that every CPU here reads in one piece; a
-// load needs no write access.
+// Words in shared memory are only ever accessed as atomics of the size that every CPU here reads in one
+// piece; a load needs no write access.
 std::uint64_t load(const std::uint64_t* word, std::memory_order order) {
   return std::atomic_ref(*const_cast<std::uint64_t*>(word)).load(order);
 }
@@ -30,8 +30,8 @@ std::optional<Seal> SealTable::read(index::SlotId slot) const {
 }
 
 bool SealTable::holds(index::SlotId slot, std::uint64_t generation) const {
-  // acquire fence: whatever was read before is older than the word that is read next. It pairs with the fence in
-  // retract(): a reader that saw one changed byte of the page sees the retracted word, too.
+  // acquire fence: whatever was read before is older than the word that is read next. It pairs with the fence
+  // in retract(): a reader that saw one changed byte of the page sees the retracted word, too.
   std::atomic_thread_fence(std::memory_order_acquire);
   return load(words_of(slot), std::memory_order_relaxed) == (generation << 1 | 1);
 }

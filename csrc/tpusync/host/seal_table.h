@@ -14,15 +14,16 @@
 
 namespace tpusync::host {
 
-// A view of memory that outlives it. read() and holds(): thread-safe, beside one writer. publish() and retract():
-// confined to the writer's lock.
+// A view of memory that outlives it. read() and holds(): thread-safe, beside one writer. publish() and
+// retract(): confined to the writer's lock.
 class SealTable {
  public:
   SealTable(std::byte* records, std::uint64_t seed) : records_(records), seed_(seed) {}
 
   // Nothing: not sealed now, or the record is damaged.
   std::optional<Seal> read(index::SlotId slot) const;
-  // Whether the slot still holds what `generation` was given for. Call it after the last byte has been copied.
+  // Whether the slot still holds what `generation` was given for. Call it after the last byte has been
+  // copied.
   bool holds(index::SlotId slot, std::uint64_t generation) const;
   // The generation that the slot has or last had, whole or not.
   std::uint64_t last_generation(index::SlotId slot) const;

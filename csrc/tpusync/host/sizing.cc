@@ -1,8 +1,8 @@
 #include "tpusync/host/sizing.h"
 
-#include <algorithm>
-
 #include <fmt/format.h>
+
+#include <algorithm>
 
 #include "tpusync/base/bytes.h"
 
@@ -10,7 +10,9 @@ namespace tpusync::host {
 
 namespace {
 
-std::uint64_t less(std::uint64_t value, std::uint64_t taken) { return value - std::min(value, taken); }
+std::uint64_t less(std::uint64_t value, std::uint64_t taken) {
+  return value - std::min(value, taken);
+}
 
 }  // namespace
 
@@ -27,11 +29,13 @@ Sizing size_up(const SizingInput& input) {
   sizing.arithmetic = fmt::format("{} slots of {} + {} of tables = {}", input.geometry.num_slots,
                                   human_bytes(input.geometry.page_bytes()), human_bytes(input.table_bytes),
                                   human_bytes(total_bytes));
-  if (input.present_bytes > 0) sizing.arithmetic += fmt::format(", {} of them present", human_bytes(input.present_bytes));
+  if (input.present_bytes > 0)
+    sizing.arithmetic += fmt::format(", {} of them present", human_bytes(input.present_bytes));
   sizing.arithmetic += fmt::format(", reserve {}", human_bytes(input.reserve_bytes));
   sizing.available_bytes = input.limits.file_system_available_bytes;
-  sizing.arithmetic += fmt::format("; file system {} free of {}", human_bytes(input.limits.file_system_available_bytes),
-                                   human_bytes(input.limits.file_system_total_bytes));
+  sizing.arithmetic +=
+      fmt::format("; file system {} free of {}", human_bytes(input.limits.file_system_available_bytes),
+                  human_bytes(input.limits.file_system_total_bytes));
   const auto limit = [&](std::uint64_t bytes, std::string text) {
     sizing.available_bytes = std::min(sizing.available_bytes, bytes);
     sizing.arithmetic += "; " + text;
@@ -45,11 +49,13 @@ Sizing size_up(const SizingInput& input) {
   }
   if (input.cap_bytes) {
     limit(less(*input.cap_bytes, input.regions_bytes),
-          fmt::format("node cap {} of which {} used", human_bytes(*input.cap_bytes), human_bytes(input.regions_bytes)));
+          fmt::format("node cap {} of which {} used", human_bytes(*input.cap_bytes),
+                      human_bytes(input.regions_bytes)));
   }
   sizing.arithmetic += fmt::format(": {} needed, {} available", human_bytes(sizing.needed_bytes),
                                    human_bytes(sizing.available_bytes));
-  if (sizing.missing_bytes() > 0) sizing.arithmetic += fmt::format(", {} missing", human_bytes(sizing.missing_bytes()));
+  if (sizing.missing_bytes() > 0)
+    sizing.arithmetic += fmt::format(", {} missing", human_bytes(sizing.missing_bytes()));
   return sizing;
 }
 

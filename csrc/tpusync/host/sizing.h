@@ -13,11 +13,11 @@ namespace tpusync::host {
 
 struct SizingInput {
   Geometry geometry;
-  std::uint64_t table_bytes = 0;             // beside the pages
-  std::uint64_t present_bytes = 0;           // what an adopted region has already
-  std::uint64_t reserve_bytes = 0;           // left to others
-  std::optional<std::uint64_t> cap_bytes = std::nullopt;    // of all regions of the node
-  std::uint64_t regions_bytes = 0;           // what all regions of the node have, the adopted one with them
+  std::uint64_t table_bytes = 0;                          // beside the pages
+  std::uint64_t present_bytes = 0;                        // what an adopted region has already
+  std::uint64_t reserve_bytes = 0;                        // left to others
+  std::optional<std::uint64_t> cap_bytes = std::nullopt;  // of all regions of the node
+  std::uint64_t regions_bytes = 0;  // what all regions of the node have, the adopted one with them
   os::MemoryLimits limits;
 };
 
@@ -25,7 +25,9 @@ struct Sizing {
   std::uint64_t needed_bytes = 0;     // beyond what is present
   std::uint64_t available_bytes = 0;  // the tightest limit
   std::string arithmetic;             // one line
-  std::uint64_t missing_bytes() const { return needed_bytes > available_bytes ? needed_bytes - available_bytes : 0; }
+  std::uint64_t missing_bytes() const {
+    return needed_bytes > available_bytes ? needed_bytes - available_bytes : 0;
+  }
 };
 
 Sizing size_up(const SizingInput& input);

@@ -27,9 +27,10 @@ TEST(Sizing, TheTightestLimitCountsAndEachIsNamed) {
   const Sizing sizing = size_up(input);
   EXPECT_EQ(sizing.available_bytes, 5 * kGiB);
   EXPECT_EQ(sizing.missing_bytes(), 3 * kGiB + 2 * base::kMiB);
-  for (const char* part : {"4096 slots of 2.00 MiB + 2.00 MiB of tables = 8.00 GiB", "reserve 1.00 GiB",
-                           "file system 16.00 GiB free of 32.00 GiB", "host 64.00 GiB available",
-                           "cgroup 2.00 GiB used of 8.00 GiB", "8.00 GiB needed, 5.00 GiB available", "missing"}) {
+  for (const char* part :
+       {"4096 slots of 2.00 MiB + 2.00 MiB of tables = 8.00 GiB", "reserve 1.00 GiB",
+        "file system 16.00 GiB free of 32.00 GiB", "host 64.00 GiB available",
+        "cgroup 2.00 GiB used of 8.00 GiB", "8.00 GiB needed, 5.00 GiB available", "missing"}) {
     EXPECT_NE(sizing.arithmetic.find(part), std::string::npos) << part << " in: " << sizing.arithmetic;
   }
 }

@@ -9,7 +9,9 @@ using index::kNoSlot;
 using index::SlotId;
 
 namespace {
-bool always(SlotId) { return true; }
+bool always(SlotId) {
+  return true;
+}
 }  // namespace
 
 SlotBook::SlotBook(std::uint32_t num_slots)
@@ -194,8 +196,8 @@ bool SlotBook::consistent() const {
   std::uint32_t num_listed = 0;
   warm_->for_each([&](SlotId slot) { num_listed += slots_[slot].place == Place::kWarm; });
   waiting_->for_each([&](SlotId slot) { num_listed += slots_[slot].place == Place::kWaiting; });
-  return num_used == num_used_ && num_sealed == num_sealed_ && num_blank == blank_.size() && num_warm == num_warm_ &&
-         num_waiting == num_waiting_ && num_listed == num_warm + num_waiting;
+  return num_used == num_used_ && num_sealed == num_sealed_ && num_blank == blank_.size() &&
+         num_warm == num_warm_ && num_waiting == num_waiting_ && num_listed == num_warm + num_waiting;
 }
 
 }  // namespace tpusync::host

@@ -3,8 +3,8 @@
 //   blank --take--> used --give_back--> blank                 (not sealed)
 //                     `---give_back--> warm, waiting, firm    (sealed: still readable until it is taken)
 //
-// take() prefers blank slots, then warm ones in eviction order, then waiting ones: those that somebody pinned softly,
-// the oldest pin first. Firmly pinned slots are not taken.
+// take() prefers blank slots, then warm ones in eviction order, then waiting ones: those that somebody pinned
+// softly, the oldest pin first. Firmly pinned slots are not taken.
 #pragma once
 
 #include <cstdint>

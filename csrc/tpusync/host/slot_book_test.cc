@@ -158,11 +158,10 @@ TEST_P(SlotBookModel, AgreesWithTheModel) {
       }
     }
     ASSERT_TRUE(book.consistent()) << "step " << step;
-    ASSERT_EQ(book.num_available(), static_cast<std::size_t>(std::count_if(model.slots.begin(), model.slots.end(),
-                                                                           [](const auto& m) {
-                                                                             return !m.used &&
-                                                                                    (!m.sealed || m.num_firm == 0);
-                                                                           })));
+    ASSERT_EQ(book.num_available(), static_cast<std::size_t>(std::count_if(
+                                        model.slots.begin(), model.slots.end(), [](const auto& m) {
+                                          return !m.used && (!m.sealed || m.num_firm == 0);
+                                        })));
   }
 }
 

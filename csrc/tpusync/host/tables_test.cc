@@ -39,8 +39,11 @@ TEST(SealTable, AReaderSeesAWholeSealOrNone) {
     }
   });
   for (std::uint64_t generation = 1; generation < 20000 || num_read < 10; ++generation) {
-    table.publish(SlotId{3}, {.key = key_of(generation), .ancestry = {}, .generation = generation,
-                              .payload_checksum = generation * 3, .length_bytes = 1});
+    table.publish(SlotId{3}, {.key = key_of(generation),
+                              .ancestry = {},
+                              .generation = generation,
+                              .payload_checksum = generation * 3,
+                              .length_bytes = 1});
     if (generation % 2 == 0) std::this_thread::yield();
     table.retract(SlotId{3});
   }
@@ -50,7 +53,9 @@ TEST(SealTable, AReaderSeesAWholeSealOrNone) {
 TEST(SealTable, ARetractedSealKeepsItsGeneration) {
   Records records;
   SealTable table(records.bytes.data(), 42);
-  table.publish(SlotId{1}, {.key = key_of(1), .ancestry = {}, .generation = 9, .payload_checksum = 0, .length_bytes = 1});
+  table.publish(
+      SlotId{1},
+      {.key = key_of(1), .ancestry = {}, .generation = 9, .payload_checksum = 0, .length_bytes = 1});
   EXPECT_TRUE(table.holds(SlotId{1}, 9));
   EXPECT_FALSE(table.holds(SlotId{1}, 8));
   table.retract(SlotId{1});
@@ -90,7 +95,8 @@ TEST(KeyTable, DamageNeverMakesAWalkEndlessOrLeavesTheTable) {
   std::vector<std::uint32_t> chain(kNumSlots), buckets(4);
   KeyTable table(chain.data(), kNumSlots, buckets.data(), buckets.size());
   for (int run = 0; run < 2000; ++run) {
-    for (auto& word : chain) word = static_cast<std::uint32_t>(prng.one_in(4) ? prng.next() : prng.below(kNumSlots + 2));
+    for (auto& word : chain)
+      word = static_cast<std::uint32_t>(prng.one_in(4) ? prng.next() : prng.below(kNumSlots + 2));
     for (auto& word : buckets) word = static_cast<std::uint32_t>(prng.below(kNumSlots + 2));
     table.find(prng.next(), [&](SlotId slot) {
       EXPECT_LT(index::to_number(slot), kNumSlots);

@@ -1,4 +1,5 @@
-// What the tests of this room share: a directory in memory, keys, pages that tell what they are. Not for production.
+// What the tests of this room share: a directory in memory, keys, pages that tell what they are. Not for
+// production.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -55,9 +56,13 @@ inline Geometry small_geometry(std::uint64_t num_slots, std::uint64_t piece_byte
   return {.piece_bytes = {piece_bytes, piece_bytes}, .num_slots = num_slots};
 }
 
-inline OpenOptions options_in(const std::string& root, Geometry geometry, std::uint64_t namespace_number = 1) {
-  return {.root = root, .name_space = digest_of(namespace_number), .geometry = std::move(geometry),
-          .reserve_bytes = 0, .num_threads = 2};
+inline OpenOptions options_in(const std::string& root, Geometry geometry,
+                              std::uint64_t namespace_number = 1) {
+  return {.root = root,
+          .name_space = digest_of(namespace_number),
+          .geometry = std::move(geometry),
+          .reserve_bytes = 0,
+          .num_threads = 2};
 }
 
 // The bytes that belong to a key, the same wherever they are asked for.

@@ -1,13 +1,12 @@
 #include "tpusync/os/mapping.h"
 
+#include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-
-#include <fmt/format.h>
 
 #include "tpusync/base/bytes.h"
 
@@ -37,8 +36,8 @@ Status check_ranges(const SharedFile& file, std::span<const Mapping::Range> rang
     const bool aligned = base::is_aligned(offset, info->map_align_bytes) &&
                          (i + 1 == ranges.size() || base::is_aligned(size_bytes, info->map_align_bytes));
     if (!aligned || size_bytes == 0) {
-      return base::fail(Code::kInvalid, fmt::format("{}: {} bytes at {} are not aligned to {}", file.path(), size_bytes,
-                                                    offset, info->map_align_bytes));
+      return base::fail(Code::kInvalid, fmt::format("{}: {} bytes at {} are not aligned to {}", file.path(),
+                                                    size_bytes, offset, info->map_align_bytes));
     }
     if (offset > info->size_bytes || size_bytes > info->size_bytes - offset) {
       return base::fail(Code::kInvalid, fmt::format("{}: {} bytes at {} end beyond the {} bytes of the file",
@@ -60,24 +59,29 @@ void touch_pages(std::byte* from, std::uint64_t size_bytes, bool write) {
 
 }  // namespace
 
-Result<std::unique_ptr<Mapping>> Mapping::open(const SharedFile& file, std::span<const Range> ranges, bool write) {
+Result<std::unique_ptr<Mapping>> Mapping::open(const SharedFile& file, std::span<const Range> ranges,
+                                               bool write) {
   TPUSYNC_TRY(check_ranges(file, ranges));
   std::uint64_t total_bytes = 0;
   for (const Range& range : ranges) total_bytes += range.size_bytes;
   const std::uint64_t align_bytes = std::max(kBaseAlignBytes, file.info()->map_align_bytes);
   const std::uint64_t reserved_bytes = base::round_up(total_bytes, align_bytes) + align_bytes;
-  void* const reserved = ::mmap(nullptr, reserved_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (reserved == MAP_FAILED) return base::fail_errno(fmt::format("reserve {} bytes of addresses", reserved_bytes), errno);
+  void* const reserved =
+      ::mmap(nullptr, reserved_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED)
+    return base::fail_errno(fmt::format("reserve {} bytes of addresses", reserved_bytes), errno);
   const std::uint64_t start = base::round_up(reinterpret_cast<std::uint64_t>(reserved), align_bytes);
   std::byte* const base = reinterpret_cast<std::byte*>(start);
   std::unique_ptr<Mapping> mapping(
       new Mapping({base, total_bytes}, {static_cast<std::byte*>(reserved), reserved_bytes}, write));
   std::byte* at = base;
   for (const Range& range : ranges) {
-    void* const mapped = ::mmap(at, range.size_bytes, write ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED | MAP_FIXED,
-                                file.descriptor(), static_cast<off_t>(range.file_offset));
+    void* const mapped =
+        ::mmap(at, range.size_bytes, write ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED | MAP_FIXED,
+               file.descriptor(), static_cast<off_t>(range.file_offset));
     if (mapped == MAP_FAILED) return base::fail_errno(fmt::format("map {}", file.path()), errno);
-    // Advice: without it a tmpfs mapping has small pages. A kernel that cannot do it says so, and that is fine.
+    // Advice: without it a tmpfs mapping has small pages. A kernel that cannot do it says so, and that is
+    // fine.
     ::madvise(mapped, range.size_bytes, MADV_HUGEPAGE);
     ::madvise(mapped, range.size_bytes, MADV_DONTDUMP);
     at += range.size_bytes;
@@ -85,14 +89,17 @@ Result<std::unique_ptr<Mapping>> Mapping::open(const SharedFile& file, std::span
   return mapping;
 }
 
-Mapping::~Mapping() { ::munmap(reserved_.data(), reserved_.size()); }
+Mapping::~Mapping() {
+  ::munmap(reserved_.data(), reserved_.size());
+}
 
 Status Mapping::prefer_node(int node) const {
   if (node < 0 || node > kNodeMax) {
     return base::fail(Code::kInvalid, fmt::format("NUMA node {}: allowed are 0 to {}", node, kNodeMax));
   }
   const unsigned long mask = 1ul << node;
-  if (::syscall(SYS_mbind, bytes_.data(), bytes_.size(), kMpolPreferred, &mask, kNodeMax + 2, 0) == 0) return {};
+  if (::syscall(SYS_mbind, bytes_.data(), bytes_.size(), kMpolPreferred, &mask, kNodeMax + 2, 0) == 0)
+    return {};
   if (errno == ENOSYS || errno == EINVAL || errno == EPERM) {
     return base::fail(Code::kUnsupported, fmt::format("memory cannot be placed on NUMA node {}", node));
   }
@@ -102,8 +109,8 @@ Status Mapping::prefer_node(int node) const {
 Status Mapping::populate(std::uint64_t offset, std::uint64_t size_bytes) const {
   const auto page_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
   const std::uint64_t begin = offset & ~(page_bytes - 1);
-  const std::uint64_t end = std::min(base::round_up(offset + size_bytes, page_bytes),
-                                     base::round_up(bytes_.size(), page_bytes));
+  const std::uint64_t end =
+      std::min(base::round_up(offset + size_bytes, page_bytes), base::round_up(bytes_.size(), page_bytes));
   if (begin >= end) return {};
   const int advice = write_ ? MADV_POPULATE_WRITE : MADV_POPULATE_READ;
   while (::madvise(bytes_.data() + begin, end - begin, advice) != 0) {

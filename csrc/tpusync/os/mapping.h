@@ -19,9 +19,10 @@ class Mapping {
     std::uint64_t size_bytes = 0;
   };
 
-  // Every range but the last is a multiple of the file's map_align_bytes, as are all offsets. kInvalid when a range
-  // is not, or ends beyond the end of the file. The mapping outlives the file's descriptor.
-  static base::Result<std::unique_ptr<Mapping>> open(const SharedFile& file, std::span<const Range> ranges, bool write);
+  // Every range but the last is a multiple of the file's map_align_bytes, as are all offsets. kInvalid when a
+  // range is not, or ends beyond the end of the file. The mapping outlives the file's descriptor.
+  static base::Result<std::unique_ptr<Mapping>> open(const SharedFile& file, std::span<const Range> ranges,
+                                                     bool write);
 
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
@@ -32,8 +33,8 @@ class Mapping {
   // Places memory that is not yet there on this NUMA node if it has room. kUnsupported without NUMA.
   base::Status prefer_node(int node) const;
 
-  // Makes [offset, offset + size) present and mapped, so that touching it can neither fail nor fault: kExhausted when
-  // there is no memory for it. Thread-safe.
+  // Makes [offset, offset + size) present and mapped, so that touching it can neither fail nor fault:
+  // kExhausted when there is no memory for it. Thread-safe.
   base::Status populate(std::uint64_t offset, std::uint64_t size_bytes) const;
 
  private:

@@ -1,5 +1,6 @@
 #include "tpusync/os/memory_limits.h"
 
+#include <fmt/format.h>
 #include <sys/statvfs.h>
 
 #include <algorithm>
@@ -7,8 +8,6 @@
 #include <charconv>
 #include <fstream>
 #include <sstream>
-
-#include <fmt/format.h>
 
 #include "tpusync/base/bytes.h"
 
@@ -43,7 +42,8 @@ std::optional<std::uint64_t> number_in(std::string_view text) {
 std::optional<std::uint64_t> field_of(const std::string& text, std::string_view name) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
-    if (line.size() > name.size() && line.starts_with(name) && (line[name.size()] == ' ' || line[name.size()] == ':')) {
+    if (line.size() > name.size() && line.starts_with(name) &&
+        (line[name.size()] == ' ' || line[name.size()] == ':')) {
       return number_in(std::string_view(line).substr(name.size() + 1));
     }
   }
@@ -57,7 +57,9 @@ struct CgroupFiles {
   std::string droppable;  // name in memory.stat
 };
 
-std::uint64_t room(std::uint64_t limit, std::uint64_t used) { return limit - std::min(limit, used); }
+std::uint64_t room(std::uint64_t limit, std::uint64_t used) {
+  return limit - std::min(limit, used);
+}
 
 void tighten(MemoryLimits& limits, const CgroupFiles& names, const std::string& group) {
   const std::string directory = names.directory + group + "/";
@@ -68,7 +70,8 @@ void tighten(MemoryLimits& limits, const CgroupFiles& names, const std::string& 
   const std::uint64_t droppable =
       field_of(read_all(directory + "memory.stat").value_or(""), names.droppable).value_or(0);
   const std::uint64_t kept = room(used, droppable);
-  if (limits.cgroup_limit_bytes && room(*limits.cgroup_limit_bytes, limits.cgroup_used_bytes) <= room(*limit, kept)) {
+  if (limits.cgroup_limit_bytes &&
+      room(*limits.cgroup_limit_bytes, limits.cgroup_used_bytes) <= room(*limit, kept)) {
     return;
   }
   limits.cgroup_limit_bytes = *limit;
@@ -85,7 +88,8 @@ void look_at(MemoryLimits& limits, const std::string& line, const MemoryRoots& r
   if (controllers.empty()) {
     names = {roots.cgroup, "memory.max", "memory.current", "inactive_file"};
   } else if (("," + controllers + ",").find(",memory,") != std::string::npos) {
-    names = {roots.cgroup + "/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"};
+    names = {roots.cgroup + "/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
+             "total_inactive_file"};
   } else {
     return;
   }
@@ -109,7 +113,8 @@ Result<MemoryLimits> memory_limits(const std::string& directory, const MemoryRoo
   std::istringstream groups(read_all(roots.proc + "/self/cgroup").value_or(""));
   for (std::string line; std::getline(groups, line);) look_at(limits, line, roots);
   struct statvfs space;
-  if (::statvfs(directory.c_str(), &space) != 0) return base::fail_errno(fmt::format("stat {}", directory), errno);
+  if (::statvfs(directory.c_str(), &space) != 0)
+    return base::fail_errno(fmt::format("stat {}", directory), errno);
   limits.file_system_total_bytes = std::uint64_t{space.f_blocks} * space.f_frsize;
   limits.file_system_available_bytes = std::uint64_t{space.f_bavail} * space.f_frsize;
   return limits;

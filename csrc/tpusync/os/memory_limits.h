@@ -10,9 +10,10 @@
 namespace tpusync::os {
 
 struct MemoryLimits {
-  std::uint64_t host_available_bytes = 0;           // MemAvailable
-  std::optional<std::uint64_t> cgroup_limit_bytes;  // of the tightest one, this cgroup or one above; none: unlimited
-  std::uint64_t cgroup_used_bytes = 0;              // in the tightest one, without what the kernel can drop
+  std::uint64_t host_available_bytes = 0;  // MemAvailable
+  std::optional<std::uint64_t>
+      cgroup_limit_bytes;               // of the tightest one, this cgroup or one above; none: unlimited
+  std::uint64_t cgroup_used_bytes = 0;  // in the tightest one, without what the kernel can drop
   std::uint64_t file_system_total_bytes = 0;
   std::uint64_t file_system_available_bytes = 0;
 };
@@ -23,8 +24,8 @@ struct MemoryRoots {
   std::string cgroup = "/sys/fs/cgroup";
 };
 
-// `directory` names the file system. kIo when /proc or the file system cannot be read; a cgroup that cannot be read
-// counts as unlimited.
+// `directory` names the file system. kIo when /proc or the file system cannot be read; a cgroup that cannot
+// be read counts as unlimited.
 base::Result<MemoryLimits> memory_limits(const std::string& directory, const MemoryRoots& roots = {});
 
 }  // namespace tpusync::os

@@ -1,14 +1,13 @@
 #include "tpusync/os/shared_file.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
-
-#include <fmt/format.h>
 
 namespace tpusync::os {
 
@@ -24,7 +23,7 @@ constexpr long kHugetlbfsMagic = 0x958458f6;
 
 // Readers share this byte of the file's lock space; writers hold flock(2), which does not collide with it.
 struct flock readers_byte(short type) {
-  struct flock lock {};
+  struct flock lock{};
   lock.l_type = type;
   lock.l_whence = SEEK_SET;
   lock.l_start = 0;
@@ -34,7 +33,8 @@ struct flock readers_byte(short type) {
 
 tl::unexpected<base::Error> fail_path(const char* what, const std::string& path) {
   const int error_number = errno;
-  if (error_number == ENOENT) return base::fail(Code::kNotFound, fmt::format("{} {}: no such file", what, path));
+  if (error_number == ENOENT)
+    return base::fail(Code::kNotFound, fmt::format("{} {}: no such file", what, path));
   if (error_number == EEXIST) return base::fail(Code::kBusy, fmt::format("{} {}: it exists", what, path));
   return base::fail_errno(fmt::format("{} {}", what, path), error_number);
 }
@@ -42,7 +42,8 @@ tl::unexpected<base::Error> fail_path(const char* what, const std::string& path)
 Status check_kind(int descriptor, const std::string& path) {
   struct stat status;
   if (::fstat(descriptor, &status) != 0) return fail_path("stat", path);
-  if (!S_ISREG(status.st_mode)) return base::fail(Code::kInvalid, fmt::format("{} is not a regular file", path));
+  if (!S_ISREG(status.st_mode))
+    return base::fail(Code::kInvalid, fmt::format("{} is not a regular file", path));
   if (status.st_uid == ::geteuid()) return {};
   return base::fail(Code::kInvalid, fmt::format("{} belongs to user {}, this process runs as user {}", path,
                                                 status.st_uid, ::geteuid()));
@@ -61,7 +62,9 @@ Result<std::unique_ptr<SharedFile>> SharedFile::open(const std::string& path, Ac
   return file;
 }
 
-SharedFile::~SharedFile() { ::close(descriptor_); }
+SharedFile::~SharedFile() {
+  ::close(descriptor_);
+}
 
 Result<bool> SharedFile::try_lock_writer() {
   if (::flock(descriptor_, LOCK_EX | LOCK_NB) == 0) {
@@ -89,7 +92,8 @@ Result<bool> SharedFile::has_readers() const {
 Result<SharedFile::Info> SharedFile::info() const {
   struct stat status;
   struct statfs space;
-  if (::fstat(descriptor_, &status) != 0 || ::fstatfs(descriptor_, &space) != 0) return fail_path("stat", path_);
+  if (::fstat(descriptor_, &status) != 0 || ::fstatfs(descriptor_, &space) != 0)
+    return fail_path("stat", path_);
   Info info{.size_bytes = static_cast<std::uint64_t>(status.st_size),
             .memory_bytes = static_cast<std::uint64_t>(status.st_blocks) * kStatBlockBytes,
             .inode = status.st_ino,

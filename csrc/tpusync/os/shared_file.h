@@ -1,4 +1,5 @@
-// A file that lives in memory (tmpfs, hugetlbfs) and that processes of one node map: one writer, many readers.
+// A file that lives in memory (tmpfs, hugetlbfs) and that processes of one node map: one writer, many
+// readers.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +23,9 @@ class SharedFile {
     std::uint64_t map_align_bytes = 4096;  // offsets and sizes of mappings are multiples of it
   };
 
-  // kNotFound: there is no such file. kBusy: to be created, and there already. kInvalid: not a regular file, or
-  // another user's, with both users named. Symbolic links are not followed; the mode of a new file is 0600.
+  // kNotFound: there is no such file. kBusy: to be created, and there already. kInvalid: not a regular file,
+  // or another user's, with both users named. Symbolic links are not followed; the mode of a new file is
+  // 0600.
   static base::Result<std::unique_ptr<SharedFile>> open(const std::string& path, Access access);
 
   SharedFile(const SharedFile&) = delete;

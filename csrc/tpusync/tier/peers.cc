@@ -8,7 +8,8 @@ namespace {
 const base::Clock kRealClock;
 }
 
-Peers::Peers(Options options) : options_(std::move(options)), regions_(std::make_shared<std::vector<Region>>()) {}
+Peers::Peers(Options options)
+    : options_(std::move(options)), regions_(std::make_shared<std::vector<Region>>()) {}
 
 std::shared_ptr<const std::vector<Peers::Region>> Peers::regions() {
   std::unique_lock lock(mutex_, std::try_to_lock);

@@ -24,7 +24,8 @@ std::size_t Promises::limit(std::span<const index::PageKey> keys, const std::vec
     if (!rate_bytes_per_s_) continue;
     const double needed_s = static_cast<double>(num_flash * page_bytes_) / *rate_bytes_per_s_;
     const double pages = static_cast<double>(i + 1);
-    const double allowed_s = options_.safety * (options_.deadline_base_s + pages * options_.deadline_per_page_s);
+    const double allowed_s =
+        options_.safety * (options_.deadline_base_s + pages * options_.deadline_per_page_s);
     const bool late = needed_s > allowed_s;
     const bool slower = options_.recompute_per_page_s > 0 && needed_s > pages * options_.recompute_per_page_s;
     if (!late && !slower) continue;
@@ -40,7 +41,8 @@ void Promises::measured(std::size_t num_pages, std::chrono::steady_clock::durati
   if (num_pages == 0 || seconds <= 0) return;
   const double rate = static_cast<double>(num_pages * page_bytes_) / seconds;
   std::lock_guard lock(mutex_);
-  rate_bytes_per_s_ = rate_bytes_per_s_ ? *rate_bytes_per_s_ * (1 - kWeightOfTheLatest) + rate * kWeightOfTheLatest : rate;
+  rate_bytes_per_s_ =
+      rate_bytes_per_s_ ? *rate_bytes_per_s_ * (1 - kWeightOfTheLatest) + rate * kWeightOfTheLatest : rate;
 }
 
 std::optional<double> Promises::rate_bytes_per_s() const {

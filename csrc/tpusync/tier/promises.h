@@ -1,4 +1,5 @@
-// How much of a hit may be promised: no more than the flash tier, at the rate it was measured at, delivers in time.
+// How much of a hit may be promised: no more than the flash tier, at the rate it was measured at, delivers in
+// time.
 #pragma once
 
 #include <chrono>
@@ -16,10 +17,10 @@ namespace tpusync::tier {
 
 struct PromiseOptions {
   bool enabled = true;
-  double deadline_base_s = 1.0;       // what a prefetch may take, as SGLang counts it,
-  double deadline_per_page_s = 0.0;   // and how much more for each page
-  double recompute_per_page_s = 0.0;  // a load that is slower than that is declined; 0: unknown
-  double safety = 0.8;                // part of the time that is planned with
+  double deadline_base_s = 1.0;            // what a prefetch may take, as SGLang counts it,
+  double deadline_per_page_s = 0.0;        // and how much more for each page
+  double recompute_per_page_s = 0.0;       // a load that is slower than that is declined; 0: unknown
+  double safety = 0.8;                     // part of the time that is planned with
   std::chrono::milliseconds sticky{5000};  // a page that was declined stays declined: SGLang asks again
   std::size_t num_sticky_max = 4096;
 };

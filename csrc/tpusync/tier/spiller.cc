@@ -11,7 +11,8 @@ using index::PageKey;
 
 Spiller::Spiller(const SpillOptions& options, host::Region& region, flash::FlashStore& store)
     : options_(options), region_(region), store_(store) {
-  for (std::size_t i = 0; i < options_.batch_pages; ++i) staging_.emplace_back(region.geometry().page_bytes());
+  for (std::size_t i = 0; i < options_.batch_pages; ++i)
+    staging_.emplace_back(region.geometry().page_bytes());
   thread_ = std::jthread([this](std::stop_token stop) {
     ::pthread_setname_np(::pthread_self(), "spill");
     run(stop);
@@ -55,7 +56,8 @@ void Spiller::run(const std::stop_token& stop) {
     std::unique_lock lock(mutex_);
     busy_ = false;
     idle_.notify_all();
-    wake_.wait_for(lock, stop, options_.look_ahead_period, [this] { return !queue_.empty() || !urgent_.empty(); });
+    wake_.wait_for(lock, stop, options_.look_ahead_period,
+                   [this] { return !queue_.empty() || !urgent_.empty(); });
   }
   std::lock_guard lock(mutex_);
   busy_ = false;
@@ -115,8 +117,11 @@ void Spiller::write(const std::vector<Item>& items, const std::stop_token& stop)
   if (keys.empty()) return;
   const std::span<const PageKey> prefix = std::span(*items.front().path).first(items.front().depth);
   const auto started = std::chrono::steady_clock::now();
-  const auto batch = store_.submit_put(
-      {.keys = keys, .prefix = prefix, .addresses = addresses, .lengths = std::span(&page_bytes, 1), .deadline = {}});
+  const auto batch = store_.submit_put({.keys = keys,
+                                        .prefix = prefix,
+                                        .addresses = addresses,
+                                        .lengths = std::span(&page_bytes, 1),
+                                        .deadline = {}});
   if (!batch) return refused_.add(keys.size());
   batch->ticket.wait();
   std::size_t num_refused = 0;
@@ -126,8 +131,10 @@ void Spiller::write(const std::vector<Item>& items, const std::stop_token& stop)
   if (num_refused > 0) {
     pause(options_.refused_pause, stop);
   } else if (options_.rate_bytes_per_s_max > 0) {
-    const double due_s = static_cast<double>(keys.size() * page_bytes) / static_cast<double>(options_.rate_bytes_per_s_max);
-    const auto due = std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(due_s));
+    const double due_s =
+        static_cast<double>(keys.size() * page_bytes) / static_cast<double>(options_.rate_bytes_per_s_max);
+    const auto due =
+        std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(due_s));
     pause(started + due - std::chrono::steady_clock::now(), stop);
   }
 }

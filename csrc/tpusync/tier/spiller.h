@@ -1,4 +1,5 @@
-// Copies sealed pages to flash: those that will be evicted soon first, then the others in the order they came.
+// Copies sealed pages to flash: those that will be evicted soon first, then the others in the order they
+// came.
 #pragma once
 
 #include <atomic>
@@ -32,13 +33,13 @@ struct SpillOptions {
   std::size_t num_ahead = 64;       // this many pages before the next eviction are kept on flash, too
   std::size_t queue_limit = 65536;  // pages; more are not queued, and counted
   std::size_t batch_pages = 16;
-  std::uint64_t rate_bytes_per_s_max = 0;          // 0: as fast as flash takes them
-  std::chrono::milliseconds refused_pause{1000};   // after flash refused for want of space or budget
+  std::uint64_t rate_bytes_per_s_max = 0;         // 0: as fast as flash takes them
+  std::chrono::milliseconds refused_pause{1000};  // after flash refused for want of space or budget
   std::chrono::milliseconds look_ahead_period{20};
 };
 
-// A resource. Thread-safe. One thread, "spill". The page is copied and verified first and written from the copy: a
-// slot is never held up by a write.
+// A resource. Thread-safe. One thread, "spill". The page is copied and verified first and written from the
+// copy: a slot is never held up by a write.
 class Spiller {
  public:
   Spiller(const SpillOptions& options, host::Region& region, flash::FlashStore& store);

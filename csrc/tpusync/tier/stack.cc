@@ -1,8 +1,8 @@
 #include "tpusync/tier/stack.h"
 
-#include <algorithm>
-
 #include <fmt/format.h>
+
+#include <algorithm>
 
 namespace tpusync::tier {
 
@@ -19,12 +19,19 @@ constexpr std::size_t kQueueLimit = 4096;
 constexpr int kNumReadThreads = 2;
 constexpr std::size_t kPagesPerPartMin = 4;
 
-Code outcome_of(Code code) { return code == Code::kOk ? Code::kNotFound : code; }
+Code outcome_of(Code code) {
+  return code == Code::kOk ? Code::kNotFound : code;
+}
 
 }  // namespace
 
 Promised::~Promised() {
+  release();
+}
+
+void Promised::release() {
   for (const host::Pin& pin : pins_) region_.unpin(pin);
+  pins_.clear();
 }
 
 // One get. Parts write disjoint outcomes; the last one to end publishes them through the ticket.
@@ -124,13 +131,15 @@ Result<flash::BatchTicket> Stack::submit_get(const Get& get) {
   const std::size_t num_pieces = region_.geometry().piece_bytes.size();
   if (get.addresses.size() != get.keys.size() * num_pieces ||
       (!get.slots.empty() && get.slots.size() != get.keys.size())) {
-    return base::fail(Code::kInvalid, fmt::format("{} keys with {} addresses and {} slots: a page has {} pieces",
-                                                  get.keys.size(), get.addresses.size(), get.slots.size(), num_pieces));
+    return base::fail(Code::kInvalid,
+                      fmt::format("{} keys with {} addresses and {} slots: a page has {} pieces",
+                                  get.keys.size(), get.addresses.size(), get.slots.size(), num_pieces));
   }
   const auto peers = peers_.regions();
   std::vector<std::size_t> near, far;
   for (std::size_t i = 0; i < get.keys.size(); ++i) {
-    const bool in_dram = store_ == nullptr || region_.contains(get.keys[i]) || Peers::find(*peers, get.keys[i]);
+    const bool in_dram =
+        store_ == nullptr || region_.contains(get.keys[i]) || Peers::find(*peers, get.keys[i]);
     (in_dram ? near : far).push_back(i);
   }
   const auto num_threads = static_cast<std::size_t>(options_.num_copy_threads);
@@ -181,9 +190,11 @@ void Stack::copy_pages(const std::shared_ptr<Request>& request, std::vector<std:
 Code Stack::copy_page(Request& request, std::size_t i) {
   const PageKey& key = request.keys[i];
   std::vector<std::byte*> pieces;
-  for (const std::uint64_t address : request.addresses_of(i)) pieces.push_back(reinterpret_cast<std::byte*>(address));
+  for (const std::uint64_t address : request.addresses_of(i))
+    pieces.push_back(reinterpret_cast<std::byte*>(address));
   const auto landed = [&](std::uint64_t checksum) {
-    if (!request.slots.empty()) (void)region_.seal_known(key, request.ancestry(i), request.slots[i], checksum);
+    if (!request.slots.empty())
+      (void)region_.seal_known(key, request.ancestry(i), request.slots[i], checksum);
     return Code::kOk;
   };
   const Result<host::Seal> own = region_.get(key, pieces);
@@ -264,7 +275,9 @@ void Stack::finish_read(const std::shared_ptr<Request>& request, const std::vect
   end_part(request);
 }
 
-void Stack::end_part(const std::shared_ptr<Request>& request) { request->source.finish_part({}); }
+void Stack::end_part(const std::shared_ptr<Request>& request) {
+  request->source.finish_part({});
+}
 
 std::vector<Code> Stack::put(std::span<const PageKey> prefix, std::span<const PageKey> keys,
                              std::span<const SlotId> slots) {
@@ -285,8 +298,8 @@ void Stack::fetch(std::span<const PageKey> keys, std::span<const PageKey> prefix
       addresses.push_back(reinterpret_cast<std::uint64_t>(region_.piece(slot, piece).data()));
     }
   }
-  const Result<flash::BatchTicket> got =
-      submit_get({.keys = keys, .prefix = prefix, .addresses = addresses, .slots = slots, .deadline = deadline});
+  const Result<flash::BatchTicket> got = submit_get(
+      {.keys = keys, .prefix = prefix, .addresses = addresses, .slots = slots, .deadline = deadline});
   if (got) got->ticket.wait();
   before_free();
   (void)region_.free(slots);
@@ -320,7 +333,9 @@ std::unique_ptr<Promised> Stack::promise(std::span<const PageKey> keys, std::spa
   return std::make_unique<Promised>(region_, std::move(kept));
 }
 
-bool Stack::flush(exec::Deadline deadline) { return !spiller_ || spiller_->flush(deadline); }
+bool Stack::flush(exec::Deadline deadline) {
+  return !spiller_ || spiller_->flush(deadline);
+}
 
 std::vector<metrics::Sample> Stack::samples() const {
   std::vector<metrics::Sample> samples = {

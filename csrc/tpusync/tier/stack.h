@@ -1,4 +1,5 @@
-// The tiers of one process over its own DRAM region, those of its peers, and flash: one lookup, one get, one put.
+// The tiers of one process over its own DRAM region, those of its peers, and flash: one lookup, one get, one
+// put.
 //
 //   match:  own DRAM -> peers' DRAM -> flash, page by page, longest prefix
 //   get:    flash reads are started first, DRAM copies run beside them; what arrives is sealed where it lands
@@ -32,7 +33,8 @@ struct StackOptions {
   const base::Clock* clock = nullptr;  // outlives the stack; null: the real one
 };
 
-// Pages that stay in DRAM, verified, for as long as this lives: on decode, a length that is reported is a promise.
+// Pages that stay in DRAM, verified, for as long as this lives: on decode, a length that is reported is a
+// promise.
 class Promised {
  public:
   Promised(host::Region& region, std::vector<host::Pin> pins) : region_(region), pins_(std::move(pins)) {}
@@ -40,6 +42,7 @@ class Promised {
   Promised& operator=(const Promised&) = delete;
   ~Promised();
   std::size_t num_pages() const { return pins_.size(); }
+  void release();  // before its end
 
  private:
   host::Region& region_;
@@ -69,7 +72,8 @@ class Stack {
     std::span<const index::PageKey> keys;
     std::span<const index::PageKey> prefix;
     std::span<const std::uint64_t> addresses;  // [keys][pieces of the region's geometry]
-    std::span<const index::SlotId> slots;      // of the own region, where `addresses` point; or none: sealed nowhere
+    std::span<const index::SlotId>
+        slots;  // of the own region, where `addresses` point; or none: sealed nowhere
     exec::Deadline deadline;
   };
   // Outcomes as FlashStore::submit_get. The memory behind `addresses` stays until the ticket is done.
@@ -79,10 +83,10 @@ class Stack {
   std::vector<base::Code> put(std::span<const index::PageKey> prefix, std::span<const index::PageKey> keys,
                               std::span<const index::SlotId> slots);
 
-  // Brings the leading pages into the own region, verifies and pins them firmly. Blocks until `deadline` at most; the
-  // answer holds the pages that are certain, maybe none.
-  std::unique_ptr<Promised> promise(std::span<const index::PageKey> keys, std::span<const index::PageKey> prefix,
-                                    exec::Deadline deadline);
+  // Brings the leading pages into the own region, verifies and pins them firmly. Blocks until `deadline` at
+  // most; the answer holds the pages that are certain, maybe none.
+  std::unique_ptr<Promised> promise(std::span<const index::PageKey> keys,
+                                    std::span<const index::PageKey> prefix, exec::Deadline deadline);
 
   // Waits until what was put is on flash as far as the policy wants it there.
   bool flush(exec::Deadline deadline);
@@ -97,8 +101,8 @@ class Stack {
   void read_pages(const std::shared_ptr<Request>& request, std::vector<std::size_t> pages);
   void finish_read(const std::shared_ptr<Request>& request, const std::vector<std::size_t>& pages,
                    const flash::BatchTicket& batch, std::chrono::steady_clock::time_point started);
-  void fetch(std::span<const index::PageKey> keys, std::span<const index::PageKey> prefix, exec::Deadline deadline,
-             const std::function<void()>& before_free);
+  void fetch(std::span<const index::PageKey> keys, std::span<const index::PageKey> prefix,
+             exec::Deadline deadline, const std::function<void()>& before_free);
   void end_part(const std::shared_ptr<Request>& request);
 
   const StackOptions options_;
@@ -109,8 +113,8 @@ class Stack {
   Promises promises_;
   PinBoard pins_;
   mutable struct {
-    metrics::Counter matches, keys_asked, hits_own, hits_peer, hits_flash, declined, got_own, got_peer, got_flash,
-        missed, corrupt;
+    metrics::Counter matches, keys_asked, hits_own, hits_peer, hits_flash, declined, got_own, got_peer,
+        got_flash, missed, corrupt;
   } counters_;
   std::unique_ptr<Spiller> spiller_;
   // Last: their jobs use the rest. `copies_` may hand work to `reads_`, which only waits for flash.

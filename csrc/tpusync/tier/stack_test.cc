@@ -14,7 +14,9 @@ using index::SlotId;
 using namespace host::testing;
 
 constexpr std::chrono::seconds kLong{60};
-exec::Deadline soon() { return std::chrono::steady_clock::now() + kLong; }
+exec::Deadline soon() {
+  return std::chrono::steady_clock::now() + kLong;
+}
 
 class TurnedClock : public base::Clock {
  public:
@@ -53,10 +55,14 @@ class Process {
     EXPECT_EQ(slots.size(), count);
     std::vector<std::uint64_t> addresses;
     for (const SlotId slot : slots) {
-      for (std::size_t p = 0; p < 2; ++p) addresses.push_back(reinterpret_cast<std::uint64_t>(region->piece(slot, p).data()));
+      for (std::size_t p = 0; p < 2; ++p)
+        addresses.push_back(reinterpret_cast<std::uint64_t>(region->piece(slot, p).data()));
     }
-    const auto ticket = stack->submit_get({.keys = keys_of(first, count), .prefix = {}, .addresses = addresses,
-                                           .slots = slots, .deadline = {}});
+    const auto ticket = stack->submit_get({.keys = keys_of(first, count),
+                                           .prefix = {},
+                                           .addresses = addresses,
+                                           .slots = slots,
+                                           .deadline = {}});
     EXPECT_TRUE(ticket->ticket.wait(soon()));
     std::size_t num_good = 0;
     while (num_good < count && (*ticket->outcomes)[num_good] == Code::kOk) ++num_good;
@@ -98,7 +104,8 @@ class StackTest : public ::testing::Test {
     return options;
   }
   Process make(std::uint64_t num_slots, StackOptions with, bool flash = true) {
-    return Process(dram_.path(), flash ? flash_.path() + "/" + std::to_string(num_made_++) : "", num_slots, with);
+    return Process(dram_.path(), flash ? flash_.path() + "/" + std::to_string(num_made_++) : "", num_slots,
+                   with);
   }
   MemoryDirectory dram_;
   tpusync::testing::TempDirectory flash_;
@@ -149,7 +156,7 @@ TEST_F(StackTest, OnePrefixMayBeSpreadOverAllTiers) {
   Process b = make(8, options(), false);
   a.put(0, 8);
   ASSERT_TRUE(a.stack->flush(soon()));
-  a.put(100, 8);      // 0 to 7 are on flash only
+  a.put(100, 8);               // 0 to 7 are on flash only
   EXPECT_EQ(a.get(0, 3), 3u);  // 0 to 2 are own again
   b.put(3, 2, keys_of(0, 3));
   const Stack::Match match = a.stack->match(keys_of(0, 9), {});
@@ -240,10 +247,13 @@ TEST_F(StackTest, APromiseIsNoLongerThanThePool) {
 TEST_F(StackTest, AMalformedGetIsRefused) {
   Process a = make(4, options(), false);
   const std::vector<std::uint64_t> addresses(3);
-  EXPECT_EQ(a.stack->submit_get({.keys = keys_of(0, 2), .prefix = {}, .addresses = addresses, .slots = {}, .deadline = {}})
-                .error()
-                .code,
-            Code::kInvalid);
+  EXPECT_EQ(
+      a.stack
+          ->submit_get(
+              {.keys = keys_of(0, 2), .prefix = {}, .addresses = addresses, .slots = {}, .deadline = {}})
+          .error()
+          .code,
+      Code::kInvalid);
 }
 
 TEST_F(StackTest, APassedDeadlineIsAMissWithItsName) {
@@ -252,7 +262,10 @@ TEST_F(StackTest, APassedDeadlineIsAMissWithItsName) {
   PageBuffer buffer(a.region->geometry());
   std::vector<std::uint64_t> addresses;
   for (std::byte* piece : buffer.to()) addresses.push_back(reinterpret_cast<std::uint64_t>(piece));
-  const auto ticket = a.stack->submit_get({.keys = keys_of(0, 1), .prefix = {}, .addresses = addresses, .slots = {},
+  const auto ticket = a.stack->submit_get({.keys = keys_of(0, 1),
+                                           .prefix = {},
+                                           .addresses = addresses,
+                                           .slots = {},
                                            .deadline = std::chrono::steady_clock::now()});
   ASSERT_TRUE(ticket->ticket.wait(soon()));
   EXPECT_EQ((*ticket->outcomes)[0], Code::kDeadline);
