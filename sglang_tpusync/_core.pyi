@@ -6,7 +6,7 @@ unmoved until the ticket is done. Codes of base/error.h arrive as the exceptions
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, final
+from typing import Any, Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -213,7 +213,9 @@ class PageGeometry:
     """Where the KV of a token of a layer lies in a pool: layout/page_geometry.h. Immutable."""
 
     @staticmethod
-    def device(*, num_layers: int, num_slots: int, row_bytes: int, row_stride_bytes: int, page_size: int) -> PageGeometry:
+    def device(
+        *, num_layers: int, num_slots: int, row_bytes: int, row_stride_bytes: int, page_size: int
+    ) -> PageGeometry:
         """SGLang's device pool: one buffer per layer of (num_slots, row)."""
     @staticmethod
     def host(
@@ -230,3 +232,85 @@ class PageGeometry:
     def row_bytes(self) -> int: ...
     @property
     def page_bytes(self) -> int: ...
+
+class layout:  # a submodule; sglang_tpusync/layout.py says what it means
+    KERNELS: tuple[str, ...]  # implementations of the inner loops that run here, the best last
+    DTYPES: tuple[tuple[str, int], ...]  # name, bits
+
+    @final
+    class TiledLayout:
+        @staticmethod
+        def parse(text: str, dtype: str, dims: list[int]) -> layout.TiledLayout: ...
+        @staticmethod
+        def linear(dtype: str, dims: list[int]) -> layout.TiledLayout: ...
+        @property
+        def text(self) -> str: ...
+        @property
+        def dtype(self) -> str: ...
+        @property
+        def dtype_bits(self) -> int: ...
+        @property
+        def dims(self) -> tuple[int, ...]: ...
+        @property
+        def minor_to_major(self) -> tuple[int, ...]: ...
+        @property
+        def tiles(self) -> tuple[tuple[int, ...], ...]: ...
+        @property
+        def memory_space(self) -> int: ...
+        @property
+        def element_bits(self) -> int: ...
+        @property
+        def padded_bytes(self) -> int: ...
+        @property
+        def page_bytes(self) -> int | None: ...
+        def offset_bits(self, index: list[int]) -> int: ...
+        def runs(self, origin: list[int], extent: list[int]) -> NDArray[np.uint64]:
+            """[num_runs, 4]: offset, length, count, stride in bytes."""
+        def tile(
+            self,
+            tiled: NDArray[np.uint8],
+            codes: NDArray[np.unsignedinteger[Any]],
+            fill: int,
+            num_threads: int,
+            kernels: str | None = None,
+        ) -> None: ...
+        def untile(
+            self,
+            codes: NDArray[np.unsignedinteger[Any]],
+            tiled: NDArray[np.uint8],
+            num_threads: int,
+            kernels: str | None = None,
+        ) -> None: ...
+        def live_mask(self) -> NDArray[np.uint8]: ...
+
+    @final
+    class Plan:
+        @property
+        def src_bytes(self) -> list[int]: ...
+        @property
+        def dst_bytes(self) -> list[int]: ...
+        @property
+        def moved_bytes(self) -> int: ...
+        @property
+        def steps(self) -> list[tuple[int, int, int]]: ...
+        def apply(
+            self,
+            src: list[NDArray[np.uint8]],
+            dst: list[NDArray[np.uint8]],
+            num_threads: int,
+            kernels: str | None = None,
+        ) -> None: ...
+        def describe(self) -> str: ...
+        def encode(self) -> bytes: ...
+        @staticmethod
+        def decode(data: bytes) -> layout.Plan: ...
+
+    @staticmethod
+    def plan(
+        src_dims: list[int],
+        src_dtype: str,
+        src: list[tuple[list[int], list[int], list[int], layout.TiledLayout, list[list[int]]]],
+        dst_dims: list[int],
+        dst_dtype: str,
+        dst: list[tuple[list[int], list[int], list[int], layout.TiledLayout, list[list[int]]]],
+    ) -> layout.Plan: ...

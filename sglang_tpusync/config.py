@@ -8,6 +8,7 @@ value is a ConfigError that names the key, the value and what is allowed.
 from __future__ import annotations
 
 import difflib
+import importlib
 import json
 import os
 import re
@@ -25,6 +26,7 @@ __all__ = [
     "BACKEND_NAME",
     "Environment",
     "Options",
+    "as_mapping",
     "read_environment",
     "read_options",
     "size_in_bytes",
@@ -127,7 +129,7 @@ def read_options(source: Mapping[str, Any] | str | None, environ: Mapping[str, s
     """
     config_path = read_environment(environ).config_path
     merged = _read_file(config_path, "TPUSYNC_CONFIG") if config_path else {}
-    merged.update(_as_mapping(source))
+    merged.update(as_mapping(source))
     ours = {key: value for key, value in merged.items() if key not in _SGLANG_KEYS}
     for key in ours:
         if key not in Options.__struct_fields__:
@@ -179,7 +181,8 @@ def _parse_size(key: str, text: str, file_system_bytes: int) -> int:
     return size
 
 
-def _as_mapping(source: Mapping[str, Any] | str | None) -> dict[str, Any]:
+def as_mapping(source: Mapping[str, Any] | str | None) -> dict[str, Any]:
+    """The keys and values of a source of options, SGLang's own among them. Raises ConfigError if it cannot be read."""
     if source is None:
         return {}
     if isinstance(source, Mapping):
@@ -205,7 +208,22 @@ def _read_file(path: str, named_by: str) -> dict[str, Any]:
             return tomllib.loads(raw.decode("utf-8", "replace"))
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"{where} is not TOML: {error}") from error
-    raise ConfigError(f"{named_by} names {path!r}: allowed is a file that ends in .toml or .json")
+    if path.lower().endswith((".yaml", ".yml")):
+        return _parse_yaml(raw, where)
+    raise ConfigError(f"{named_by} names {path!r}: allowed is a file that ends in .toml, .json or .yaml")
+
+
+def _parse_yaml(raw: bytes, where: str) -> dict[str, Any]:
+    """YAML, because SGLang takes it for its extra config; it comes with SGLang and not with this package."""
+    try:
+        yaml = importlib.import_module("yaml")
+    except ImportError as error:
+        raise ConfigError(f"{where} is YAML, for which the package PyYAML is missing: use .toml or .json") from error
+    try:
+        value = yaml.safe_load(raw)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where} is not YAML: {error}") from error
+    return _as_object(value, where)
 
 
 def _parse_json(text: str, where: str) -> dict[str, Any]:
@@ -213,8 +231,12 @@ def _parse_json(text: str, where: str) -> dict[str, Any]:
         value = json.loads(text)
     except ValueError as error:
         raise ConfigError(f"{where} is not JSON: {error}") from error
+    return _as_object(value, where)
+
+
+def _as_object(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ConfigError(f"{where} is a JSON {type(value).__name__}: allowed is an object of options")
+        raise ConfigError(f"{where} holds a {type(value).__name__}: allowed is an object of options")
     return value
 
 

@@ -53,8 +53,7 @@ def check_use(options: Mapping[str, Any] | str | None) -> None:
     """To be called where the name is used: raises ConfigError for wrong options, warns of an SGLang that is not
     tested.
     """
-    if not (isinstance(options, str) and options.strip().lower().endswith((".yaml", ".yml"))):  # SGLang reads these
-        store_path(read_options(options))
+    store_path(read_options(options))
     warn_if_untested()
 
 

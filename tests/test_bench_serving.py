@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from sglang_tpusync.bench.report import Source
 from sglang_tpusync.bench.serving.answer import Answer, first_difference, unproven_source
 from sglang_tpusync.bench.serving.plan import Plan
 from sglang_tpusync.bench.serving.prompts import prompt_ids
-from sglang_tpusync.bench.serving.render import markdown_table, rich_table, write_chart
+from sglang_tpusync.bench.serving.render import TABLE_WIDTH, markdown_table, rich_table, write_chart
 from sglang_tpusync.bench.serving.rows import differences, make_rows, verdict
 from sglang_tpusync.bench.serving.session import Session, UnprovenSourceError
 from sglang_tpusync.errors import ConfigError
@@ -201,7 +203,9 @@ def test_a_plan_out_of_range_names_the_option_the_value_and_the_range(option: di
 def test_the_table_and_the_picture_are_made(tmp_path: Path) -> None:
     session, _ = play()
     rows = make_rows(PLAN, session.samples, 8192)
-    assert rich_table(rows, "title").row_count == len(rows)
+    console = Console(width=TABLE_WIDTH, record=True, file=io.StringIO())
+    console.print(rich_table(rows, "title"))
+    assert "\N{HORIZONTAL ELLIPSIS}" not in console.export_text()
     assert markdown_table(rows).count("\n") == len(rows) + 2
     write_chart(rows, tmp_path / "x" / "ttft.png", "title")
     assert (tmp_path / "x" / "ttft.png").read_bytes().startswith(b"\x89PNG")

@@ -12,12 +12,14 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from sglang_tpusync.bench.serving import command
 from sglang_tpusync.cli.bench import BENCHES
 from sglang_tpusync.cli.checks import disk, hooks, roundtrip, software
 from sglang_tpusync.cli.checks.disk import check_disk
 from sglang_tpusync.cli.checks.result import Result, exit_code
 from sglang_tpusync.cli.main import app
 from sglang_tpusync.config import Options
+from sglang_tpusync.errors import UnsupportedError
 
 runner = CliRunner()
 
@@ -50,6 +52,13 @@ def test_an_error_of_ours_is_one_line_and_exit_code_2() -> None:
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "--prompt-tokens 5: allowed are" in done.stderr
+
+
+def test_a_package_that_the_end_needs_is_asked_for_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    done = runner.invoke(app, ["bench", "serving", "--png", "x.png"])
+    assert isinstance(done.exception, UnsupportedError)
+    assert "matplotlib" in str(done.exception)
 
 
 def test_the_worst_result_decides_the_exit_code() -> None:

@@ -17,11 +17,12 @@ NONE: dict[str, str] = {}
 
 def test_every_source_gives_the_same_options(tmp_path: Path) -> None:
     values = {"path": "/data/kv", "capacity": "200GB", "num_threads": 2, "allow_tmpfs": True}
-    as_json, as_toml = tmp_path / "a.json", tmp_path / "a.toml"
+    as_json, as_toml, as_yaml = tmp_path / "a.json", tmp_path / "a.toml", tmp_path / "a.yaml"
+    as_yaml.write_text("path: /data/kv\ncapacity: 200GB\nnum_threads: 2\nallow_tmpfs: true\n")
     as_json.write_text(json.dumps(values))
     as_toml.write_text('path = "/data/kv"\ncapacity = "200GB"\nnum_threads = 2\nallow_tmpfs = true\n')
     expected = Options(**values)
-    sources: list[Any] = [values, json.dumps(values), f"@{as_json}", f"@{as_toml}"]
+    sources: list[Any] = [values, json.dumps(values), f"@{as_json}", f"@{as_toml}", f"@{as_yaml}"]
     for source in sources:
         assert read_options(source, NONE) == expected
     assert read_options(None, {"TPUSYNC_CONFIG": str(as_toml)}) == expected
@@ -62,7 +63,7 @@ def test_keys_of_sglang_are_left_alone() -> None:
         ({"get_timeout_s": float("nan")}, ["'get_timeout_s' = nan"]),
         ({"path": ""}, ["'path' = ''"]),
         ({"path": 7}, ["'path' = 7", "text"]),
-        ("[1]", ["JSON list"]),
+        ("[1]", ["holds a list"]),
         ("{", ["is not JSON"]),
         ("@/nowhere.toml", ["'/nowhere.toml'", "cannot be read"]),
         ("@/nowhere.ini", ["'/nowhere.ini'"]),
@@ -78,9 +79,11 @@ def test_a_wrong_key_or_value_is_named(source: Any, expected: list[str]) -> None
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     for name, text, expected in [
-        ("a.ini", "", ".toml or .json"),
+        ("a.ini", "", ".toml, .json or .yaml"),
         ("a.toml", "= 1", "is not TOML"),
         ("a.json", "x", "JSON"),
+        ("a.yaml", "- 1", "holds a list"),
+        ("a.yml", "{", "is not YAML"),
     ]:
         (tmp_path / name).write_text(text)
         with pytest.raises(ConfigError, match=expected):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import subprocess
 import sys
 import textwrap
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from sglang_tpusync.testing.server import Generation, Server, ServerError
 pytestmark = [pytest.mark.server, pytest.mark.timeout(1500)]
 
 PAGE = 64
+SGLANG = str(Path(sys.executable).with_name("sglang"))
 POOL = ["--max-total-tokens", "8192", "--hicache-storage-prefetch-policy", "wait_complete"]
 START_TIMEOUT_S = 600.0
 
@@ -62,10 +65,22 @@ def same(left: Generation, right: Generation) -> bool:
     return left.output_ids == right.output_ids and left.logprobs == right.logprobs
 
 
-def ask_until_stored(server: Server, tokens: Sequence[int], expected: int) -> Generation:
+def flush(server: Server, headers: Mapping[str, str] = {}) -> None:
+    """Empties the tiers above the store; SGLang refuses that while backups are under way."""
+    for _ in range(600):
+        with contextlib.suppress(ServerError):
+            server.request("POST", "/flush_cache", headers=headers)
+            return
+        time.sleep(0.1)
+    server.request("POST", "/flush_cache", headers=headers)
+
+
+def ask_until_stored(
+    server: Server, tokens: Sequence[int], expected: int, headers: Mapping[str, str] = {}
+) -> Generation:
     """Backups run behind the answer: flushes and asks until the whole prefix comes out of the store."""
     for _ in range(20):
-        server.flush_cache()
+        flush(server, headers)
         answer = ask(server, tokens)
         if from_store(answer) == expected:
             return answer
@@ -90,13 +105,13 @@ def test_a_prefix_outlives_a_crash_and_changed_weights_stop_the_store(model: Pat
         answer = server.request("POST", "/update_weights_from_disk", {"model_path": str(model)}, timeout_s=300)
         assert json.loads(answer)["success"], answer
         assert "weights of this process change (update_weights_from_disk)" in server.log()
-        server.flush_cache()
+        flush(server)
         for tokens, expected in ((first, cold), (second, cold_second)):
             after = ask(server, tokens)
             assert after.cached_tokens == 0, "pages of the weights before were served"
             assert same(after, expected)  # the weights are equal, and nobody may rely on it
         ask(server, third)
-        server.flush_cache()
+        flush(server)
         assert ask(server, third).cached_tokens == 0
         server.stop()
         assert "refused 0" not in last_summary(server)
@@ -126,11 +141,11 @@ def test_a_store_is_attached_to_a_server_that_runs(model: Path, extra: str) -> N
             attach(server, '{"capcity": 1}')
         attach(server, extra)
         cold = ask(server, tokens)
-        assert same(cold, ask_until_stored(server, tokens, 24 * PAGE))
+        assert same(cold, ask_until_stored(server, tokens, 24 * PAGE, admin))
         server.request("DELETE", "/hicache/storage-backend", headers=admin)
-        server.flush_cache()
+        flush(server, admin)
         assert ask(server, tokens).cached_tokens == 0
-        server.flush_cache()
+        flush(server, admin)
         attach(server, extra)
         again = ask(server, tokens)
         assert from_store(again) == 24 * PAGE
@@ -187,9 +202,9 @@ def test_the_engine_takes_the_name(model: Path, extra: str, tmp_path: Path) -> N
     assert meta["cached_tokens_details"]["storage"] == 24 * PAGE
 
 
-@pytest.mark.parametrize("program", [["-m", "sglang.launch_server"], ["-m", "sglang.cli.main", "serve"]])
+@pytest.mark.parametrize("program", [[sys.executable, "-m", "sglang.launch_server"], [SGLANG, "serve"]])
 def test_wrong_options_end_the_start_with_the_reason(program: list[str], model: Path) -> None:
     options = ["--hicache-storage-backend", "tpusync", "--hicache-storage-backend-extra-config", '{"fsync": "never"}']
-    done = run([sys.executable, *program, "--model-path", str(model), "--device", "cpu", *options], 280)
+    done = run([*program, "--model-path", str(model), "--device", "cpu", *options], 280)
     assert done.returncode != 0
     assert "option 'fsync' = 'never': allowed is 'none', 'interval', 'always'" in done.stderr + done.stdout

@@ -19,6 +19,7 @@ from sglang_tpusync import hooks as package
 from sglang_tpusync import plugin
 from sglang_tpusync.config import read_options
 from sglang_tpusync.errors import ConfigError, HookError
+from sglang_tpusync.hicache.selection import options_source
 from sglang_tpusync.hooks.hook import Hook, Hooks, around, instead, registers
 from sglang_tpusync.testing import cpu_engine
 
@@ -290,3 +291,18 @@ def test_a_command_line_with_the_name_and_a_hook_that_does_not_fit_ends_with_the
     assert "went on" not in done.stdout
     for part in ("cli-choice", "0.5.23", "add_cli_args_from_dataclass", "--hicache-storage-backend dynamic"):
         assert part in done.stderr, done.stderr
+
+
+def test_the_route_through_dynamic_is_recognised(tmp_path: Path) -> None:
+    ours = '{"module_path": "sglang_tpusync.hicache", "class_name": "TpuSyncStorage"}'
+    (tmp_path / "ours.json").write_text(ours)
+    assert options_source("tpusync", None) is not None
+    assert options_source("dynamic", ours) is not None
+    assert options_source("dynamic", f"@{tmp_path / 'ours.json'}") is not None
+    for backend, extra in [
+        ("dynamic", '{"module_path": "theirs"}'),
+        ("dynamic", "{"),
+        ("dynamic", None),
+        ("file", ours),
+    ]:
+        assert options_source(backend, extra) is None

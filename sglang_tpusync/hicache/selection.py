@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import msgspec
 
-from sglang_tpusync.config import BACKEND_NAME
+from sglang_tpusync.config import BACKEND_NAME, as_mapping
+from sglang_tpusync.errors import ConfigError
 
 __all__ = ["Source", "options_source"]
 
@@ -29,7 +27,6 @@ def options_source(backend: str | None, extra_config: str | None) -> Source | No
 
 def _module_path(extra_config: str) -> str:
     try:
-        values: Any = json.loads(extra_config)
-    except ValueError:
+        return str(as_mapping(extra_config).get("module_path", ""))
+    except ConfigError:
         return ""
-    return str(values.get("module_path", "")) if isinstance(values, dict) else ""

@@ -7,13 +7,14 @@ its count.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from sglang_tpusync.hicache.identity import Namespace, namespace_of
 from sglang_tpusync.hicache.pages import PageAddresses, key_bytes
 from sglang_tpusync.hicache.traffic import Traffic
 
-__all__ = ["TpuSyncStorage"]
+__all__ = ["TpuSyncStorage", "refuse_side_pool"]
 
 logger = logging.getLogger("sglang_tpusync")
 
@@ -88,7 +89,10 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
             )
         self.options: Options = read_options(extra)
         self.traffic = Traffic(self.options.summary_interval_s)
-        self._config = storage_config
+        self._config = dataclasses.replace(storage_config)
+        # SGLang lets one rank write what all ranks hold alike (MLA). A region is read by its writer only, and
+        # a hit is what every rank has: so each rank keeps its pages.
+        storage_config.is_mla_model = False
         self._store: Any = None
         self._pages: PageAddresses | None = None
         self.namespace: Namespace | None = None
@@ -116,10 +120,7 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
         """Refuses any pool beside KV: a prefix without its other state must not be served."""
         if str(host_pool_name) != str(PoolName.KV):
             self.close()
-            raise UnsupportedError(
-                f"host pool {str(host_pool_name)!r} ({type(host_pool).__name__}) of this model cannot be stored yet; "
-                "only models whose whole state is the pool 'kv' are supported"
-            )
+            refuse_side_pool(str(host_pool_name))
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
 
     # Interface v1: pages between the store and the host pool, without a copy.
@@ -228,7 +229,8 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
     def stats(self) -> dict[str, int | float | str]:
         """Counters of this backend and of its store, by name."""
         store = self._store
-        return {**self.traffic.counters(), **(store.stats() if store is not None else {})}
+        own = {**self.traffic.counters(), "copies_redone": runtime.copies.num_redone}
+        return {**own, **(store.stats() if store is not None else {})}
 
     def _get(
         self, keys: bytes, prefix: bytes, addresses: NDArray[np.uint64], lengths: NDArray[np.uint64]
@@ -291,6 +293,13 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
     def _summarize(self) -> None:
         if self.traffic.summary_is_due():
             self.traffic.log_summary(self._store.stats(), "so far")
+
+
+def refuse_side_pool(name: str) -> NoReturn:
+    raise UnsupportedError(
+        f"host pool {name!r} of this model cannot be stored yet; "
+        "only models whose whole state is the pool 'kv' are supported"
+    )
 
 
 def _open_store(options: Options, namespace: Namespace, page_bytes: int) -> Any:

@@ -73,12 +73,25 @@ def _backend_registered(loaded: ModuleType) -> bool:
     return BACKEND_NAME in loaded.StorageBackendFactory._registry
 
 
-def _choose_zero_copy(original: Callable[..., Any], controller: Any, *args: Any, **kwargs: Any) -> Any:
-    result = original(controller, *args, **kwargs)
-    if controller.storage_backend_type == BACKEND_NAME:
+def _choose_zero_copy(
+    original: Callable[..., Any], controller: Any, storage_backend: str, *args: Any, **kwargs: Any
+) -> Any:
+    if storage_backend == BACKEND_NAME:
+        _refuse_side_pools(controller)
+    result = original(controller, storage_backend, *args, **kwargs)
+    if storage_backend == BACKEND_NAME:
         controller.page_get_func = controller._page_get_zero_copy
         controller.page_set_func = controller._page_set_zero_copy
     return result
+
+
+def _refuse_side_pools(controller: Any) -> None:
+    """Before anything is attached: SGLang registers side pools when its threads run already."""
+    for entry in getattr(controller.mem_pool_host, "entries", None) or ():
+        if str(entry.name) != "kv":
+            from sglang_tpusync.hicache.storage import refuse_side_pool
+
+            refuse_side_pool(str(entry.name))
 
 
 def _pass_prefix_keys(original: Callable[..., Any], attachment: Any, **kwargs: Any) -> Any:

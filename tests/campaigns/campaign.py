@@ -37,7 +37,7 @@ def main(name: str, run: Callable[[int, int], list[Row]], *, runs: int) -> None:
 
 def fraction(case: str, part: int, whole: int, limit: str) -> Row:
     """The share that holds; the goal is all of it. An empty whole proves nothing and misses the goal."""
-    value = part / whole if whole else 0.0
+    value = float(part / whole) if whole else 0.0
     return Row(
         case=f"{case} ({part} of {whole})", value=value, unit="fraction", better="higher", limit=limit, limit_value=1.0,
         ratio=value, goal=1.0,

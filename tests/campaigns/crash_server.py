@@ -77,7 +77,7 @@ def _start(store: Path, log: Path) -> Server:
     arguments += ["--hicache-storage-prefetch-policy", "wait_complete", "--hicache-storage-backend", "dynamic"]
     arguments += ["--hicache-storage-backend-extra-config", json.dumps(options)]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return Server(build_model("long-llama"), args=arguments, env=_with_shims(path), log_path=log)
+    return Server(build_model("long-llama"), args=arguments, env=_with_shims(path), log_path=log, timeout_s=900.0)
 
 
 def _with_shims(path: str) -> dict[str, str]:

@@ -325,3 +325,16 @@ def test_keys_as_bytes() -> None:
     names = keys(3)
     assert key_bytes(names) == b"".join(bytes.fromhex(name) for name in names)
     assert key_bytes(None) == key_bytes([]) == b""
+
+
+def test_every_rank_of_a_replicated_latent_writes(tmp_path: Path) -> None:
+    config = storage_config(tmp_path / "s")
+    config.is_mla_model, config.tp_rank, config.tp_size = True, 3, 8
+    assert not config.is_storage_writer
+    _, pool = mla_pair("page_first", torch.bfloat16, 24, 8, PAGE, 3)
+    storage = TpuSyncStorage(config, pool)
+    storage.register_mem_pool_host(pool)
+    assert config.is_storage_writer, "SGLang asks this object, the one it gave us"
+    assert storage.namespace is not None
+    assert storage.namespace.fields["heads"] == {"latent_bytes": 64}
+    storage.close()

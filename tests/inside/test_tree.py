@@ -20,6 +20,7 @@ from sglang.test.kits.unified_radix_cache.fixtures import build_fixture, match_p
 from sglang.test.kits.unified_radix_cache.storage import UnifiedRadixCacheStorageFixtures
 
 from sglang_tpusync import runtime
+from sglang_tpusync.errors import UnsupportedError
 from sglang_tpusync.hicache import TpuSyncStorage
 from sglang_tpusync.hicache.host_pools import NativeMHAHostPool
 from sglang_tpusync.hicache.streams import Event, Stream
@@ -220,3 +221,19 @@ def test_changed_weights_stop_the_store_both_ways(trees: Any, tmp_path: Path) ->
     tree.cache.prefetch_from_storage(request, tree.cache.root_node_handle(), array("q", tokens), None, None)
     tree._run_prefetch_to_completion(tree.cache, request)
     assert match_prefix(tree.cache, tokens).host_hit_length == 0
+
+
+def test_a_model_with_side_pools_is_refused_before_anything_is_attached(trees: Any, tmp_path: Path) -> None:
+    tree = trees()
+    tree.open(tmp_path / "store")
+    tree.controller.detach_storage_backend()
+    entry = mock.Mock()
+    entry.name = "mamba"
+    with (
+        mock.patch.object(tree.controller.mem_pool_host, "entries", [*tree.controller.mem_pool_host.entries, entry]),
+        pytest.raises(UnsupportedError, match="'mamba'"),
+    ):
+        tree.controller.attach_storage_backend(
+            "tpusync", storage_backend_extra_config={"path": str(tmp_path / "store")}
+        )
+    assert not tree.controller.enable_storage

@@ -6,4 +6,5 @@ PYBIND11_MODULE(_core, module) {
   tpusync::binding::bind_device(module);
   tpusync::binding::bind_flash(module);
   tpusync::binding::bind_host(module);
+  tpusync::binding::bind_layout(module);
 }

@@ -26,7 +26,7 @@ constexpr std::size_t kPartsPerThread = 2;
 
 }  // namespace
 
-// In order of construction; the executor goes first, and with it the last job.
+// In order of construction; the executors go first, and with them the last job.
 struct FlashStore::Parts {
   std::unique_ptr<Node> node;
   WriteBudget budget;
@@ -35,7 +35,9 @@ struct FlashStore::Parts {
   std::unique_ptr<IoEngine> io;
   BufferPool buffers;
   Workshop shop;
-  std::unique_ptr<exec::Executor> executor;
+  // Threads of their own for each: a request that waits for its prefix never waits behind a burst of backups.
+  std::unique_ptr<exec::Executor> writers;
+  std::unique_ptr<exec::Executor> readers;
 
   Parts(const FlashOptions& options, const base::Clock& clock, Counters& counters,
         std::unique_ptr<Node> the_node, std::unique_ptr<Region> region, std::unique_ptr<IoEngine> engine)
@@ -80,10 +82,13 @@ Result<std::unique_ptr<FlashStore>> FlashStore::open(const FlashOptions& options
   store->parts_ = std::make_unique<Parts>(options, clock, store->counters_, std::move(*node),
                                           std::move(*region), std::move(*engine));
   TPUSYNC_TRY(store->parts_->space.recover());
-  auto executor = exec::Executor::open(
-      {.name = "flash-io", .num_threads = options.num_threads, .queue_limit = kQueueLimit});
-  if (!executor) return tl::unexpected(std::move(executor).error());
-  store->parts_->executor = std::move(*executor);
+  for (auto [name, executor] :
+       {std::pair{"flash-put", &store->parts_->writers}, std::pair{"flash-get", &store->parts_->readers}}) {
+    auto opened =
+        exec::Executor::open({.name = name, .num_threads = options.num_threads, .queue_limit = kQueueLimit});
+    if (!opened) return tl::unexpected(std::move(opened).error());
+    *executor = std::move(*opened);
+  }
   store->housekeep();
   if (options.housekeeping_period.count() > 0) {
     store->housekeeper_ =
@@ -146,8 +151,8 @@ void FlashStore::end_part(PageRequest& request, std::uint64_t batch) {
 }
 
 template <typename Page>
-BatchTicket FlashStore::submit(const std::shared_ptr<PageRequest>& request, const std::vector<Page>& pages,
-                               Work<Page> run, Work<Page> refuse) {
+BatchTicket FlashStore::submit(exec::Executor* executor, const std::shared_ptr<PageRequest>& request,
+                               const std::vector<Page>& pages, Work<Page> run, Work<Page> refuse) {
   BatchTicket answer{request->source.ticket(), request->outcomes};
   if (pages.empty()) {
     request->source.finish_part({});
@@ -164,7 +169,7 @@ BatchTicket FlashStore::submit(const std::shared_ptr<PageRequest>& request, cons
   for (std::size_t begin = 0; begin < pages.size(); begin += per_part) {
     const std::size_t end = std::min(pages.size(), begin + per_part);
     const std::vector<Page> part(pages.begin() + begin, pages.begin() + end);
-    const Status queued = parts_->executor->submit([this, request, run, batch, part, &shop] {
+    const Status queued = executor->submit([this, request, run, batch, part, &shop] {
       request->source.start();
       run(shop, *request, part);
       end_part(*request, batch);
@@ -192,7 +197,7 @@ Result<BatchTicket> FlashStore::submit_put(const PageBatch& batch) {
     counters_.puts_present.add(present.size() - pages.size());
     parts_->space.touch(batch.keys, batch.prefix);
   }
-  return submit<std::size_t>(request, pages, run_put, refuse_put);
+  return submit<std::size_t>(parts_ ? parts_->writers.get() : nullptr, request, pages, run_put, refuse_put);
 }
 
 Result<BatchTicket> FlashStore::submit_get(const PageBatch& batch) {
@@ -209,7 +214,7 @@ Result<BatchTicket> FlashStore::submit_get(const PageBatch& batch) {
     }
     counters_.misses.add(pinned.size() - pages.size());
   }
-  return submit<PinnedPage>(request, pages, run_get, refuse_get);
+  return submit<PinnedPage>(parts_ ? parts_->readers.get() : nullptr, request, pages, run_get, refuse_get);
 }
 
 // ---------------------------------------------------------------- index
@@ -261,7 +266,8 @@ std::vector<metrics::Sample> FlashStore::stats() {
   samples.push_back({"budget_left_bytes", parts_->budget.left_bytes()});
   samples.push_back({"recovered_entries", gauges.recovered_entries});
   samples.push_back({"recovery_ms", gauges.recovery_ms});
-  samples.push_back({"jobs_queued", std::uint64_t{parts_->executor->num_queued()}});
+  samples.push_back(
+      {"jobs_queued", std::uint64_t{parts_->writers->num_queued() + parts_->readers->num_queued()}});
   samples.push_back({"breaker_open", std::uint64_t{parts_->breaker.open()}});
   samples.push_back({"direct_io", std::uint64_t{region.slots().direct()}});
   samples.push_back({"io_engine", std::string(parts_->io->name())});
@@ -299,7 +305,8 @@ void FlashStore::close() {
     if (!parts_) return;
     parts_->shop.closing.store(true, std::memory_order_relaxed);
     // The jobs still use parts_: it goes once they are over.
-    parts_->executor.reset();
+    parts_->readers.reset();
+    parts_->writers.reset();
     parts = std::move(parts_);
   }
 }

@@ -27,10 +27,10 @@ namespace tpusync::flash {
 // Pages and the memory they are in. Borrowed for the call, except the memory behind `addresses`, which stays
 // alive and unmoved until the ticket is done.
 struct PageBatch {
-  std::span<const index::PageKey> keys;      // in prefix order: page i+1 continues page i
-  std::span<const index::PageKey> prefix;    // all pages before them, head first; may be empty
-  std::span<const std::uint64_t> addresses;  // [keys][lengths] of the pieces that make up a page
-  std::span<const std::uint64_t> lengths;    // bytes; they sum up to the page size
+  std::span<const index::PageKey> keys;         // in prefix order: page i+1 continues page i
+  std::span<const index::PageKey> prefix = {};  // all pages before them, head first; may be empty
+  std::span<const std::uint64_t> addresses;     // [keys][lengths] of the pieces that make up a page
+  std::span<const std::uint64_t> lengths;       // bytes; they sum up to the page size
   exec::Deadline deadline = std::nullopt;
 };
 
@@ -84,8 +84,8 @@ class FlashStore {
   template <typename Page>
   using Work = void (*)(Workshop&, PageRequest&, std::span<const Page>);
   template <typename Page>
-  BatchTicket submit(const std::shared_ptr<PageRequest>& request, const std::vector<Page>& pages,
-                     Work<Page> run, Work<Page> refuse);
+  BatchTicket submit(exec::Executor* executor, const std::shared_ptr<PageRequest>& request,
+                     const std::vector<Page>& pages, Work<Page> run, Work<Page> refuse);
   void end_part(PageRequest& request, std::uint64_t batch);
   std::size_t pages_per_part(std::size_t num_pages) const;
   void run_housekeeping(const std::stop_token& stop);

@@ -40,7 +40,13 @@ class Store : public ::testing::TestWithParam<Backend> {
     options_ = testing::small_options(sim_ ? "/store" : directory_.path() + "/store", page_bytes());
     options_.capacity_bytes = 64 * base::round_up(page_bytes(), kSlotAlignBytes) + 64 * base::kKiB;
     options_.io = GetParam().io;
+    if (options_.io == IoKind::kUring && !has_uring()) GTEST_SKIP() << "this kernel or build has no io_uring";
     reopen();
+  }
+
+  bool has_uring() {
+    auto file = files().open(directory_.path() + "/probe", {.create = true});
+    return file && make_uring_engine(**file);
   }
 
   std::uint64_t page_bytes() const { return GetParam().page_bytes; }
@@ -318,15 +324,16 @@ TEST_P(Store, ManyThreadsNeverSeeWrongBytes) {
 
 INSTANTIATE_TEST_SUITE_P(
     Backends, Store,
-    ::testing::Values(Backend{.name = "Threads"}, Backend{.name = "Buffered", .io = IoKind::kBuffered},
-                      Backend{.name = "Auto", .io = IoKind::kAuto},
-                      Backend{.name = "ThreadsBounced", .num_pieces = 3, .misalign_bytes = 8},
-                      Backend{.name = "ThreadsOddPages", .page_bytes = 9001, .num_pieces = 2},
-                      Backend{.name = "TinyPages", .page_bytes = 1},
-                      Backend{.name = "SimDisk", .simulated = true},
-                      Backend{
-                          .name = "SimDiskBounced", .simulated = true, .num_pieces = 3, .misalign_bytes = 1},
-                      Backend{.name = "TwoPieces", .page_bytes = 65536, .num_pieces = 2}),
+    ::testing::Values(
+        Backend{.name = "Threads"}, Backend{.name = "Buffered", .io = IoKind::kBuffered},
+        Backend{.name = "Auto", .io = IoKind::kAuto},
+        Backend{.name = "ThreadsBounced", .num_pieces = 3, .misalign_bytes = 8},
+        Backend{.name = "ThreadsOddPages", .page_bytes = 9001, .num_pieces = 2},
+        Backend{.name = "Uring", .io = IoKind::kUring},
+        Backend{.name = "UringBounced", .io = IoKind::kUring, .num_pieces = 2, .misalign_bytes = 16},
+        Backend{.name = "TinyPages", .page_bytes = 1}, Backend{.name = "SimDisk", .simulated = true},
+        Backend{.name = "SimDiskBounced", .simulated = true, .num_pieces = 3, .misalign_bytes = 1},
+        Backend{.name = "TwoPieces", .page_bytes = 65536, .num_pieces = 2}),
     [](const auto& backend) { return backend.param.name; });
 
 }  // namespace

@@ -43,9 +43,12 @@ std::unique_ptr<IoEngine> make_blocking_engine() {
 }
 
 Result<std::unique_ptr<IoEngine>> make_engine(IoKind kind, os::File& file) {
-  if (kind == IoKind::kThreads || kind == IoKind::kBuffered || kind == IoKind::kAuto)
-    return make_blocking_engine();
-  return make_uring_engine(file);
+  if (kind == IoKind::kUring) return make_uring_engine(file);
+  if (kind == IoKind::kAuto && file.direct()) {
+    auto engine = make_uring_engine(file);
+    if (engine) return engine;
+  }
+  return make_blocking_engine();
 }
 
 }  // namespace tpusync::flash

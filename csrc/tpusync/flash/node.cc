@@ -299,24 +299,30 @@ std::uint32_t Node::slots_to_give_back(const Region& region, std::uint32_t own_s
 
 // ---------------------------------------------------------------- write budget
 
+// As of now; a full bucket for a file that is new or that cannot be right, and `reset` for the latter.
+Ledger Node::read_ledger(const os::File& file, bool& reset) const {
+  std::array<std::byte, kLedgerBytes> bytes{};
+  const auto num_read = os::read_bytes(file, bytes, 0);
+  const bool is_new = num_read && *num_read == 0;
+  auto ledger = num_read && *num_read == bytes.size() ? decode_ledger(bytes) : std::nullopt;
+  reset = !ledger && !is_new;
+  if (!ledger) ledger = Ledger::begin(budget_bytes_per_day_, clock_.unix_ns());
+  if (!ledger->refill(budget_bytes_per_day_, clock_.unix_ns())) reset = true;
+  ledger->left_bytes = std::min(ledger->left_bytes, budget_bytes_per_day_);
+  return *ledger;
+}
+
 template <typename Change>
 void Node::change_ledger(Change change) {
   const Lock lock(*this, kLockPatience);
   if (!lock.held()) return;
   auto file = files_.open(path_.ledger(), {.create = true});
   if (!file) return;
-  std::array<std::byte, kLedgerBytes> bytes{};
-  const auto num_read = os::read_bytes(**file, bytes, 0);
-  const bool is_new = num_read && *num_read == 0;
-  auto ledger = num_read && *num_read == bytes.size() ? decode_ledger(bytes) : std::nullopt;
-  if (!ledger) {
-    if (!is_new) counters_.ledger_resets.add();
-    ledger = Ledger::begin(budget_bytes_per_day_, clock_.unix_ns());
-  }
-  if (!ledger->refill(budget_bytes_per_day_, clock_.unix_ns())) counters_.ledger_resets.add();
-  ledger->left_bytes = std::min(ledger->left_bytes, budget_bytes_per_day_);
-  change(*ledger);
-  (void)os::write_bytes(**file, encode_ledger(*ledger), 0);
+  bool reset = false;
+  Ledger ledger = read_ledger(**file, reset);
+  if (reset) counters_.ledger_resets.add();
+  change(ledger);
+  (void)os::write_bytes(**file, encode_ledger(ledger), 0);
 }
 
 std::uint64_t Node::lease_budget(std::uint64_t bytes) {
@@ -330,10 +336,10 @@ void Node::return_budget(std::uint64_t bytes) {
   change_ledger([&](Ledger& ledger) { ledger.give_back(bytes, budget_bytes_per_day_); });
 }
 
-std::uint64_t Node::budget_left_bytes() {
-  std::uint64_t left = 0;
-  change_ledger([&](Ledger& ledger) { left = ledger.left_bytes; });
-  return left;
+std::uint64_t Node::budget_left_bytes() const {
+  const auto file = files_.open(path_.ledger(), {.write = false});
+  bool reset = false;
+  return file ? read_ledger(**file, reset).left_bytes : budget_bytes_per_day_;
 }
 
 }  // namespace tpusync::flash

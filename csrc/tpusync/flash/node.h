@@ -42,7 +42,7 @@ class Node {
   // Takes bytes out of the day's budget; answers how many, 0 when it is spent.
   std::uint64_t lease_budget(std::uint64_t bytes);
   void return_budget(std::uint64_t bytes);
-  std::uint64_t budget_left_bytes();
+  std::uint64_t budget_left_bytes() const;
 
   std::uint64_t capacity_bytes() const { return capacity_bytes_; }
   std::uint64_t floor_bytes() const { return floor_bytes_; }
@@ -73,6 +73,7 @@ class Node {
   std::uint64_t share_bytes(const Usage& usage) const;
   bool reclaim(const RegionFiles& region);
   void set_want(bool wanted);
+  Ledger read_ledger(const os::File& file, bool& reset) const;
   template <typename Change>
   void change_ledger(Change change);
 

@@ -48,6 +48,7 @@ class Region {
   base::Status sync_slots();
   base::Status sync_table();
 
+  std::string path() const { return options_.directory + "/" + name(); }
   std::string name() const { return region_name(options_.number); }
   std::uint32_t num_slots() const { return num_slots_; }
   std::uint64_t slot_bytes() const { return slot_bytes_; }

@@ -64,8 +64,11 @@ Status SlotSpace::recover() {
   if (!num_damaged) return tl::unexpected(num_damaged.error());
   std::sort(found.begin(), found.end(),
             [&](SlotId a, SlotId b) { return slots_[a].generation > slots_[b].generation; });
-  for (SlotId slot : index_.rebuild(found, [&](SlotId s) { return entries[s]; }))
+  for (SlotId slot : index_.rebuild(found, [&](SlotId s) { return entries[s]; })) {
     slots_[slot].state = State::kFree;
+    // Else the older of two would come back once the newer one is gone.
+    (void)region_->clear_records(slot, 1);
+  }
   for (std::uint32_t i = num_slots; i-- > 0;) {
     Slot& slot = slots_[SlotId{i}];
     if (slot.state != State::kFree) continue;

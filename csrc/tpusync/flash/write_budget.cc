@@ -36,8 +36,9 @@ void WriteBudget::put_back(std::uint64_t bytes) {
 }
 
 std::uint64_t WriteBudget::left_bytes() {
+  const std::uint64_t in_ledger = node_.budget_left_bytes();
   std::lock_guard lock(mutex_);
-  return leased_bytes_ + node_.budget_left_bytes();
+  return leased_bytes_ + in_ledger;
 }
 
 }  // namespace tpusync::flash

@@ -104,9 +104,12 @@ class Parser {
       TPUSYNC_TRY(tiles(spec.tiles));
     }
     if (peek() == 'E') {
-      ++at_;
+      const std::size_t number_at = ++at_ + 1;
       TPUSYNC_TRY(in_parentheses(spec.element_bits));
-      if (spec.element_bits == 0) return stop(Code::kInvalid, "elements of 0 bits");
+      if (spec.element_bits == 0) {
+        at_ = number_at;
+        return stop(Code::kInvalid, "elements of 0 bits");
+      }
     }
     if (peek() == 'S') {
       ++at_;

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <filesystem>
 
-#include "tpusync/base/checksum.h"
+#include "tpusync/base/log.h"
 #include "tpusync/base/prng.h"
 
 namespace tpusync::testing {
@@ -22,6 +22,24 @@ TempDirectory::TempDirectory() {
 TempDirectory::~TempDirectory() {
   std::error_code ignored;
   if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
+}
+
+LogCapture::LogCapture() {
+  base::set_log_sink([this](base::LogLevel, std::string_view line) {
+    std::lock_guard lock(mutex_);
+    lines_.emplace_back(line);
+  });
+}
+
+LogCapture::~LogCapture() {
+  base::set_log_sink({});
+}
+
+std::size_t LogCapture::count(std::string_view text) const {
+  std::lock_guard lock(mutex_);
+  return static_cast<std::size_t>(std::count_if(lines_.begin(), lines_.end(), [&](const std::string& line) {
+    return line.find(text) != std::string::npos;
+  }));
 }
 
 PageKey key_of(std::uint64_t number) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,20 @@ class TempDirectory {
 
  private:
   std::string path_;
+};
+
+// Keeps what is logged while it lives from standard error. One at a time.
+class LogCapture {
+ public:
+  LogCapture();
+  LogCapture(const LogCapture&) = delete;
+  LogCapture& operator=(const LogCapture&) = delete;
+  ~LogCapture();
+  std::size_t count(std::string_view text) const;  // lines with this text in them
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<std::string> lines_;
 };
 
 index::PageKey key_of(std::uint64_t number);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import tempfile
 import time
@@ -12,9 +13,9 @@ import msgspec
 
 from sglang_tpusync.bench.report import ServingRow
 from sglang_tpusync.bench.serving.plan import Backend, Plan
-from sglang_tpusync.errors import ConfigError
+from sglang_tpusync.errors import ConfigError, UnsupportedError
 
-__all__ = ["Outcome", "measure", "print_progress", "run_command", "scratch_parent"]
+__all__ = ["Outcome", "measure", "print_progress", "require_packages", "run_command", "scratch_parent"]
 
 _TOLERANCE_OF_RANKS = 0.02  # log probabilities of several ranks were seen to differ by 0.008 with equal tokens
 _STARTED_S = time.monotonic()
@@ -63,6 +64,7 @@ def run_command(
         control=control,
         restart_goal=_RESTART_GOAL.get(model) if tp == 1 else None,
     ).validate()
+    require_packages(*(["matplotlib"] if png is not None else []), *([] if url is not None else ["sglang", "torch"]))
     outcome = measure(plan, url=url, keep=keep)
     _show(plan, outcome)
     if json_file is not None:
@@ -74,6 +76,14 @@ def run_command(
 
         write_chart(outcome.rows, png, f"Time to first token by where the KV comes from ({plan.model}, CPU)")
     return 1 if outcome.reasons else 0
+
+
+def require_packages(*names: str) -> None:
+    """Raises UnsupportedError for the first that is not installed: before the work, not after it."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            extra = "bench" if name == "matplotlib" else "sglang"
+            raise UnsupportedError(f"the package {name} is needed: pip install 'sglang-tpusync[{extra}]'")
 
 
 def measure(
@@ -98,9 +108,10 @@ def _show(plan: Plan, outcome: Outcome) -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    from sglang_tpusync.bench.serving.render import rich_table
+    from sglang_tpusync.bench.serving.render import TABLE_WIDTH, rich_table
 
     console = Console()
+    console.width = max(console.width, TABLE_WIDTH)
     title = f"{plan.model}, medians of {plan.num_rounds} rounds, greedy ids and log probabilities compared"
     console.print(rich_table(outcome.rows, title))
     for reason in outcome.reasons:

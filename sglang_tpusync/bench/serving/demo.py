@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 
 from sglang_tpusync.bench.report import ServingRow, write_report
-from sglang_tpusync.bench.serving.command import Outcome, measure, print_progress, scratch_parent
+from sglang_tpusync.bench.serving.command import Outcome, measure, print_progress, require_packages, scratch_parent
 from sglang_tpusync.bench.serving.conversation import measure_conversation
 from sglang_tpusync.bench.serving.plan import Plan
-from sglang_tpusync.bench.serving.render import markdown_table, rich_table, write_chart
+from sglang_tpusync.bench.serving.render import TABLE_WIDTH, markdown_table, rich_table, write_chart
 
 __all__ = ["run_demo"]
 
@@ -23,6 +23,7 @@ _CHART_TITLE = "Time to the first token, by where the KV cache comes from (4-lay
 def run_demo(*, out: Path, rounds: int) -> int:
     """Writes report.json, report.md and ttft.png into `out`, prints tables and a verdict. Answers 0: PASS, 1: FAIL."""
     plan = msgspec.structs.replace(_LONG, num_rounds=rounds).validate()
+    require_packages("matplotlib", "sglang", "torch", "transformers")
     long = measure(plan)
     print_progress("a conversation with SmolLM2")
     with tempfile.TemporaryDirectory(prefix="tpusync-demo-", dir=scratch_parent()) as directory:
@@ -70,6 +71,7 @@ def _show(
     from rich.markup import escape
 
     console = Console()
+    console.width = max(console.width, TABLE_WIDTH)
     console.print(rich_table(long, f"Time to the first token, medians of {plan.num_rounds} rounds"))
     console.print(rich_table(chat, "A conversation with SmolLM2, killed (-9) between its two turns"))
     console.print(f"picture: {out / 'ttft.png'}", soft_wrap=True, highlight=False)

@@ -11,7 +11,7 @@ from sglang_tpusync.bench.report import ServingRow, Source
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["SOURCE_TEXT", "markdown_table", "rich_table", "write_chart"]
+__all__ = ["SOURCE_TEXT", "TABLE_WIDTH", "markdown_table", "rich_table", "write_chart"]
 
 SOURCE_TEXT: dict[Source, str] = {
     "nocache": "no cache",
@@ -22,6 +22,7 @@ SOURCE_TEXT: dict[Source, str] = {
     "restart": "store, after kill -9",
     "control": "control: pages swapped",
 }
+TABLE_WIDTH = 124  # columns that the table needs, also where there is no terminal to ask
 _HEADERS = (
     "tokens",
     "KV from",
@@ -94,7 +95,7 @@ def _draw_panel(panel: object, rows: Sequence[ServingRow]) -> None:
         width = 0.8 / len(group)
         for number, row in enumerate(group):
             x = position + (number - (len(group) - 1) / 2) * width
-            error = row.spread * row.value / 2
+            error = row.spread * row.value / 2 or None
             panel.bar(x, row.value, width * 0.92, color=_colour(row.backend), yerr=error, ecolor="#444444", capsize=2)
             panel.annotate(
                 f"{row.value:.2f}", (x, row.value), (0, 4), textcoords="offset points", ha="center", fontsize=7
@@ -103,6 +104,7 @@ def _draw_panel(panel: object, rows: Sequence[ServingRow]) -> None:
         range(len(sources)), [SOURCE_TEXT[source] for source in sources], rotation=30, ha="right", fontsize=8
     )
     panel.set_yscale("log")
+    panel.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     panel.margins(y=0.12)
     panel.grid(axis="y", color="#dddddd", linewidth=0.6)
     panel.set_axisbelow(True)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["ServerEngine", "answer_of", "model_directory"]
 
 _TIERS = ("device", "host", "storage")
+_START_TIMEOUT_S = 900.0  # half a minute on a quiet host, much more on a busy one
 
 
 class ServerEngine:
@@ -46,6 +47,7 @@ class ServerEngine:
             env=self._environment(),
             log_path=self._directory / f"{self._backend}-{self._lives}.log",
             omp_threads=self._plan.omp_threads,
+            timeout_s=_START_TIMEOUT_S,
         )
 
     def ask(self, prompt: Sequence[int]) -> Answer:

@@ -1,0 +1,225 @@
+// Disks that tear, rot, misdirect, fill up and fail: never a wrong byte, and nothing lost but what was
+// damaged.
+#include <gtest/gtest.h>
+
+#include "tpusync/base/prng.h"
+#include "tpusync/flash/flash_store.h"
+#include "tpusync/testing/sim_disk.h"
+#include "tpusync/testing/store_harness.h"
+
+namespace tpusync::flash {
+namespace {
+
+using base::Code;
+using testing::count;
+using testing::range;
+using testing::SimDisk;
+using testing::SimFaults;
+using testing::StoreCalls;
+
+constexpr std::uint64_t kPageBytes = 4096;
+
+struct FaultCase {
+  std::string name;
+  SimFaults faults;
+};
+void PrintTo(const FaultCase& fault_case, std::ostream* out) {
+  *out << fault_case.name;
+}
+
+class FaultyDisk : public ::testing::TestWithParam<FaultCase> {};
+
+// Random work on a failing disk, with reopens in between.
+TEST_P(FaultyDisk, NeverAnswersWrongBytes) {
+  const testing::LogCapture log;
+  for (std::uint64_t seed = 1; seed <= 10; ++seed) {
+    SimDisk disk({.seed = seed, .total_bytes = 1 << 24});
+    FlashOptions options = testing::small_options("/store", kPageBytes, 60 * kPageBytes);
+    base::Prng prng(seed);
+    for (int round = 0; round < 4; ++round) {
+      disk.set_faults({});
+      auto store = FlashStore::open(options, disk);
+      ASSERT_TRUE(store) << store.error().message;
+      disk.set_faults(GetParam().faults);
+      const StoreCalls calls{**store, kPageBytes};
+      for (int i = 0; i < 30; ++i) {
+        const std::uint64_t first = prng.below(100);
+        const auto numbers = range(first, first + 1 + prng.below(10));
+        if (prng.one_in(2)) {
+          calls.put(numbers);
+        } else {
+          ASSERT_EQ(count(calls.get(numbers), Code::kUnsupported), 0u)
+              << "seed " << seed << " round " << round;
+        }
+      }
+      EXPECT_TRUE((*store)->consistent());
+    }
+    EXPECT_GT(disk.num_faults(), 0u);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Faults, FaultyDisk,
+    ::testing::Values(FaultCase{"TornSlots", {.path_suffix = ".slots", .torn_write_1_in = 5}},
+                      FaultCase{"TornRecords", {.path_suffix = ".table", .torn_write_1_in = 5}},
+                      FaultCase{"MisdirectedSlots", {.path_suffix = ".slots", .misdirected_write_1_in = 5}},
+                      FaultCase{"MisdirectedRecords", {.path_suffix = ".table", .misdirected_write_1_in = 5}},
+                      FaultCase{"RottenSlots", {.path_suffix = ".slots", .bit_rot_1_in = 5}},
+                      FaultCase{"FailingReads", {.path_suffix = ".slots", .read_error_1_in = 5}},
+                      FaultCase{"FailingWrites", {.path_suffix = "", .write_error_1_in = 5}}),
+    [](const auto& fault_case) { return fault_case.param.name; });
+
+class Fault : public ::testing::Test {
+ protected:
+  void open(FsyncPolicy fsync = FsyncPolicy::kNone) {
+    FlashOptions options = testing::small_options("/store", kPageBytes, 60 * kPageBytes);
+    options.clock = &clock_;
+    options.fsync = fsync;
+    store_.reset();
+    store_ = FlashStore::open(options, disk_).value();
+  }
+  StoreCalls calls() { return {*store_, kPageBytes}; }
+
+  const testing::LogCapture log;
+  testing::SimClock clock_;
+  SimDisk disk_{{.total_bytes = 1 << 22}};
+  std::unique_ptr<FlashStore> store_;
+};
+
+TEST_F(Fault, FailedReadDropsTheEntryOnce) {
+  open();
+  calls().put(range(0, 4));
+  disk_.set_faults({.path_suffix = ".slots", .read_error_1_in = 1});
+  EXPECT_EQ(count(calls().get(range(0, 1)), Code::kIo), 1u);
+  disk_.set_faults({});
+  EXPECT_EQ(count(calls().get(range(0, 1)), Code::kNotFound), 1u);
+  EXPECT_EQ(count(calls().get(range(1, 4)), Code::kOk), 3u);
+  EXPECT_EQ(calls().stat("io_errors"), 1u);
+  open();
+  EXPECT_EQ(calls().stat("entries"), 3u) << "the dropped entry must not come back";
+}
+
+TEST_F(Fault, DamagedPageIsAMissCountedEachTimeAndLoggedOnce) {
+  open();
+  calls().put(range(0, 4));
+  const std::string slots =
+      StorePath{"/store"}.name_space(testing::small_options("/store").name_space) + "/region-000.slots";
+  disk_.flip(slots, 10, std::byte{1});
+  disk_.flip(slots, kPageBytes + 10, std::byte{1});
+  EXPECT_EQ(count(calls().get(range(0, 4)), Code::kCorrupt), 2u);
+  EXPECT_EQ(log.count("does not hold what was written"), 1u);
+  EXPECT_EQ(calls().stat("corrupt"), 2u);
+  EXPECT_EQ(calls().stat("entries"), 2u);
+  EXPECT_EQ(count(calls().put(range(0, 4)), Code::kOk), 4u);
+  EXPECT_EQ(count(calls().get(range(0, 4)), Code::kOk), 4u) << "a dropped page can be stored again";
+}
+
+TEST_F(Fault, FullDiskRefusesWritesAndKeepsWhatIsThere) {
+  open();
+  calls().put(range(0, 7));
+  disk_.set_available_bytes(0);
+  const auto outcomes = calls().put(range(100, 140));
+  EXPECT_EQ(count(outcomes, Code::kOk) + count(outcomes, Code::kExhausted), 40u);
+  EXPECT_GT(count(calls().get(range(100, 140)), Code::kOk), 0u) << "own slots are reused";
+  EXPECT_EQ(calls().stat("corrupt"), 0u);
+  EXPECT_TRUE(store_->consistent());
+}
+
+TEST_F(Fault, ReadOnlyRemountRefusesWritesAndReadsGoOn) {
+  open();
+  calls().put(range(0, 20));
+  disk_.set_read_only(true);
+  EXPECT_EQ(count(calls().put(range(20, 60)), Code::kOk), 0u);
+  EXPECT_GT(calls().stat("io_errors"), 0u);
+  EXPECT_EQ(calls().stat("breaker_open"), 1u);
+  EXPECT_GT(calls().stat("refused_breaker"), 0u);
+  const std::size_t num_left = store_->keys().size();
+  EXPECT_EQ(count(calls().get(range(0, 20)), Code::kOk), num_left);
+  disk_.set_read_only(false);
+  clock_.advance(Breaker::kPauseMax);
+  EXPECT_GT(count(calls().put(range(20, 30)), Code::kOk), 0u);
+  EXPECT_EQ(calls().stat("breaker_open"), 0u);
+  EXPECT_TRUE(store_->consistent());
+}
+
+TEST_F(Fault, PowerCutLosesNothingAcknowledgedUnderAlwaysAndNothingIsWrongUnderAny) {
+  for (const FsyncPolicy policy : {FsyncPolicy::kAlways, FsyncPolicy::kInterval, FsyncPolicy::kNone}) {
+    for (std::uint64_t round = 0; round < 20; ++round) {
+      open(policy);
+      store_->clear();
+      const std::uint64_t base = round * 1000 + static_cast<std::uint64_t>(policy) * 100'000;
+      EXPECT_EQ(count(calls().put(range(base, base + 20)), Code::kOk), 20u);
+      if (policy == FsyncPolicy::kInterval) store_->housekeep();
+      EXPECT_EQ(count(calls().put(range(base + 20, base + 30)), Code::kOk), 10u);
+      store_.reset();
+      disk_.power_cut();
+      open(policy);
+      const auto outcomes = calls().get(range(base, base + 30));
+      EXPECT_EQ(count(outcomes, Code::kUnsupported), 0u);
+      const std::size_t num_promised = policy == FsyncPolicy::kAlways     ? 30
+                                       : policy == FsyncPolicy::kInterval ? 20
+                                                                          : 0;
+      for (std::size_t i = 0; i < num_promised; ++i) EXPECT_EQ(outcomes[i], Code::kOk) << i;
+    }
+  }
+}
+
+TEST_F(Fault, CancelledBatchStopsAndEveryTicketResolves) {
+  open();
+  disk_.set_faults({.path_suffix = ".slots", .latency = std::chrono::milliseconds(2)});
+  testing::PageMemory memory(50, kPageBytes);
+  const auto keys = testing::keys_of(range(0, 50));
+  const auto batch =
+      store_->submit_put({.keys = keys, .addresses = memory.addresses(), .lengths = memory.lengths()})
+          .value();
+  batch.ticket.cancel();
+  batch.ticket.wait();
+  EXPECT_GT(count(*batch.outcomes, Code::kCancelled), 0u);
+  EXPECT_EQ(count(*batch.outcomes, Code::kCancelled) + count(*batch.outcomes, Code::kOk), 50u);
+  EXPECT_TRUE(store_->consistent());
+}
+
+TEST_F(Fault, ReadsDoNotWaitBehindWrites) {
+  open();
+  calls().put(range(0, 4));
+  disk_.set_faults({.path_suffix = ".table", .latency = std::chrono::milliseconds(10)});
+  testing::PageMemory memory(40, kPageBytes);
+  const auto keys = testing::keys_of(range(100, 140));
+  const auto writes =
+      store_->submit_put({.keys = keys, .addresses = memory.addresses(), .lengths = memory.lengths()})
+          .value();
+  EXPECT_EQ(count(calls().get(range(0, 4)), Code::kOk), 4u);
+  EXPECT_FALSE(writes.ticket.done());
+  writes.ticket.wait();
+}
+
+TEST_F(Fault, CloseResolvesEveryTicket) {
+  open();
+  disk_.set_faults({.path_suffix = ".slots", .latency = std::chrono::milliseconds(2)});
+  testing::PageMemory memory(50, kPageBytes);
+  const auto keys = testing::keys_of(range(0, 50));
+  std::vector<BatchTicket> batches;
+  for (int i = 0; i < 5; ++i) {
+    batches.push_back(
+        store_->submit_put({.keys = keys, .addresses = memory.addresses(), .lengths = memory.lengths()})
+            .value());
+  }
+  store_->close();
+  for (const BatchTicket& batch : batches) EXPECT_TRUE(batch.ticket.done());
+}
+
+TEST_F(Fault, FlushGivesUpAtItsDeadlineAndSucceedsLater) {
+  open(FsyncPolicy::kInterval);
+  disk_.set_faults({.path_suffix = ".slots", .latency = std::chrono::milliseconds(20)});
+  testing::PageMemory memory(8, kPageBytes);
+  const auto keys = testing::keys_of(range(0, 8));
+  const auto batch =
+      store_->submit_put({.keys = keys, .addresses = memory.addresses(), .lengths = memory.lengths()})
+          .value();
+  EXPECT_FALSE(store_->flush(std::chrono::steady_clock::now()));
+  EXPECT_TRUE(store_->flush({}));
+  EXPECT_TRUE(batch.ticket.done());
+}
+
+}  // namespace
+}  // namespace tpusync::flash

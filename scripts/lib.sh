@@ -1,0 +1,16 @@
+# Shared by the scripts: sourced, never run. Messages go to standard error.
+
+say() { printf '%s: %s\n' "${0##*/}" "$*" >&2; }
+die() { say "$*"; exit 1; }
+
+# The interpreter to build with: $PYTHON, else the first of 3.11 to 3.13 that is there.
+find_python() {
+  local candidate
+  for candidate in ${PYTHON:-python3.11 python3.12 python3.13 python3}; do
+    if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then
+      command -v "$candidate"
+      return
+    fi
+  done
+  die "no Python 3.11 to 3.13 was found; name one in PYTHON"
+}

@@ -1,0 +1,15 @@
+"""The order of the tests: what is fast and would explain the rest runs first, real servers run last."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def _rank(item: pytest.Item) -> int:
+    if item.get_closest_marker("server"):
+        return 2
+    return 1 if item.get_closest_marker("campaign") else 0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_rank)
