@@ -15,6 +15,7 @@ __all__ = ["BENCHES", "app"]
 # Name of the sub-command -> "module:function".
 BENCHES: dict[str, str] = {
     "serving": "sglang_tpusync.cli.bench_serving:serving",
+    "tiers": "sglang_tpusync.cli.bench_tiers:tiers",
 }
 
 app = typer.Typer(help="Measure; every benchmark writes the same JSON with --json.", no_args_is_help=True)

@@ -117,7 +117,9 @@ Status RegionFile::begin(const Options& options, const WriterState& previous) {
   }
   const Result<SharedFile::Info> info = file_->info();
   if (!info) return tl::unexpected(info.error());
-  needs_populating_ = info->memory_bytes >= header_.table_span_bytes() + geometry_.payload_bytes();
+  // A region that shrank may have given memory back in the middle of its file: growing looks at all of it.
+  needs_populating_ = info->memory_bytes >= header_.table_span_bytes() + geometry_.payload_bytes() &&
+                      geometry_.num_slots <= previous.num_slots;
   if (!needs_populating_) {
     TPUSYNC_TRY(table_->populate(0, table_->bytes().size()));
     TPUSYNC_TRY(populate_all(options.num_threads));

@@ -27,7 +27,7 @@ struct Pin {
   PinKind kind = PinKind::kSoft;
 };
 
-// Thread-compatible. Everything is O(1) but clear() and constructors. About 40 bytes per slot.
+// Thread-compatible. Everything is O(1) but clear() and constructors. About 48 bytes per slot.
 class SlotBook {
  public:
   explicit SlotBook(std::uint32_t num_slots);

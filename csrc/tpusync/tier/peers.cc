@@ -4,18 +4,14 @@
 
 namespace tpusync::tier {
 
-namespace {
-const base::Clock kRealClock;
-}
-
-Peers::Peers(Options options)
-    : options_(std::move(options)), regions_(std::make_shared<std::vector<Region>>()) {}
+Peers::Peers(Options options, const base::Clock& clock)
+    : options_(std::move(options)), clock_(clock), regions_(std::make_shared<std::vector<Region>>()) {}
 
 std::shared_ptr<const std::vector<Peers::Region>> Peers::regions() {
   std::unique_lock lock(mutex_, std::try_to_lock);
   // Somebody else is looking: what was known before will do.
   if (!lock) return std::atomic_load(&regions_);
-  const auto now = (options_.clock != nullptr ? *options_.clock : kRealClock).now();
+  const auto now = clock_.now();
   if (!refreshed_ || now - *refreshed_ >= options_.refresh_period) {
     refreshed_ = now;
     refresh_locked();

@@ -23,9 +23,9 @@ class Peers {
     std::string own_path;  // of the region that is not a peer
     host::Geometry geometry;
     std::chrono::milliseconds refresh_period{200};
-    const base::Clock* clock = nullptr;  // outlives this; null: the real one
   };
-  explicit Peers(Options options);
+  // `clock` outlives this.
+  Peers(Options options, const base::Clock& clock);
 
   using Region = std::shared_ptr<const host::PeerRegion>;
 
@@ -42,6 +42,7 @@ class Peers {
   void refresh_locked();
 
   const Options options_;
+  const base::Clock& clock_;
   std::mutex mutex_;
   std::optional<std::chrono::steady_clock::time_point> refreshed_;
   std::shared_ptr<const std::vector<Region>> regions_;

@@ -53,12 +53,13 @@ struct Stack::Request {
   index::Ancestry ancestry(std::size_t i) const { return host::ancestry_of(prefix, keys, i); }
 };
 
-Stack::Stack(const StackOptions& options, host::Region& region, flash::FlashStore* store, Peers peers)
+Stack::Stack(const StackOptions& options, host::Region& region, flash::FlashStore* store,
+             Peers::Options peers)
     : options_(options),
       clock_(options.clock != nullptr ? *options.clock : kRealClock),
       region_(region),
       store_(store),
-      peers_(std::move(peers)),
+      peers_(std::move(peers), clock_),
       promises_(options.promises, region.geometry().page_bytes(), clock_),
       pins_(region, options.pin_lifetime, clock_) {}
 
@@ -73,12 +74,11 @@ Result<std::unique_ptr<Stack>> Stack::open(const StackOptions& options, host::Re
   const Result<host::Registry> registry = host::Registry::open(path.substr(0, path.rfind('/')));
   if (!registry) return tl::unexpected(registry.error());
   std::unique_ptr<Stack> stack(new Stack(options, region, store,
-                                         Peers({.registry = *registry,
-                                                .name_space = region.file().header().name_space,
-                                                .own_path = path,
-                                                .geometry = region.geometry(),
-                                                .refresh_period = options.peer_refresh_period,
-                                                .clock = options.clock})));
+                                         {.registry = *registry,
+                                          .name_space = region.file().header().name_space,
+                                          .own_path = path,
+                                          .geometry = region.geometry(),
+                                          .refresh_period = options.peer_refresh_period}));
   Result<std::unique_ptr<Executor>> copies =
       Executor::open({.name = "dram", .num_threads = options.num_copy_threads, .queue_limit = kQueueLimit});
   if (!copies) return tl::unexpected(copies.error());

@@ -94,7 +94,7 @@ class Stack {
 
  private:
   struct Request;
-  Stack(const StackOptions& options, host::Region& region, flash::FlashStore* store, Peers peers);
+  Stack(const StackOptions& options, host::Region& region, flash::FlashStore* store, Peers::Options peers);
 
   void copy_pages(const std::shared_ptr<Request>& request, std::vector<std::size_t> pages);
   base::Code copy_page(Request& request, std::size_t i);

@@ -169,10 +169,12 @@ TEST_F(StackTest, OnePrefixMayBeSpreadOverAllTiers) {
 TEST_F(StackTest, PagesThatAreEvictedNextAreOnFlashBeforeTheirSlotIsUsed) {
   Process a = make(8, options(SpillPolicy::kLazy));
   a.put(0, 8);
-  const auto on_flash = [&] { return a.store->contains(keys_of(0, 8)); };
-  while (std::count(on_flash().begin(), on_flash().end(), true) < 4) std::this_thread::yield();
+  std::vector<bool> there;
+  do {
+    std::this_thread::yield();
+    there = a.store->contains(keys_of(0, 8));
+  } while (std::count(there.begin(), there.end(), true) < 4);
   // The deepest are evicted first.
-  const std::vector<bool> there = on_flash();
   EXPECT_TRUE(there[7] && there[4]);
   EXPECT_FALSE(there[0]);
 }
