@@ -1,13 +1,13 @@
 """What the package raises. A miss is a value and never appears here.
 
-    TpuSyncError
-    ├── ConfigError         a configured key or value is wrong; names key, value and what is allowed
-    ├── UnsupportedError    this build, kernel, file system or SGLang cannot do it
-    ├── HookError           a hook does not fit the installed SGLang
-    ├── StorageError        the directory or a file of the store cannot be used
-    └── TransferError       a copy or a transfer failed
-        ├── DeadlineError   it took longer than it was given
-        └── CancelledError  the caller or a close asked it to stop
+TpuSyncError
+├── ConfigError         a configured key or value is wrong; names key, value and what is allowed
+├── UnsupportedError    this build, kernel, file system or SGLang cannot do it
+├── HookError           a hook does not fit the installed SGLang
+├── StorageError        the directory or a file of the store cannot be used
+└── TransferError       a copy or a transfer failed
+    ├── DeadlineError   it took longer than it was given
+    └── CancelledError  the caller or a close asked it to stop
 """
 
 from __future__ import annotations

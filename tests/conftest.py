@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+collect_ignore = ["inside"]  # imports SGLang: test_hicache_inside.py runs it in a process of its own
+
 
 def _rank(item: pytest.Item) -> int:
     if item.get_closest_marker("server"):

@@ -49,11 +49,12 @@ class Reference:
         return -(-self.num_cells * self.bits // 8)
 
     def tile(self, codes: np.ndarray, fill: int) -> np.ndarray:
-        cells = [fill] * self.num_cells
-        for index in self.indices():
-            cells[self.place(index)[0]] = int(codes[index])
-        whole = sum(cell << (i * self.bits) for i, cell in enumerate(cells))
-        return np.frombuffer(whole.to_bytes(self.padded_bytes, "little"), dtype=np.uint8).copy()
+        cells = np.full(self.num_cells, fill, dtype=np.uint64)
+        if self.num_cells:
+            places, _ = self.place(list(np.indices(self.dims)))  # type: ignore[arg-type]
+            cells[places] = codes
+        bits = (cells[:, None] >> np.arange(self.bits, dtype=np.uint64)) & np.uint64(1)
+        return np.packbits(bits.astype(np.uint8).reshape(-1), bitorder="little")
 
     def live_bytes(self, box: Sequence[range]) -> list[int] | None:
         """Bytes of the elements of a box, ascending; None where they are not whole bytes."""

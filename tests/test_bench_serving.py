@@ -177,7 +177,7 @@ def test_prompts_are_the_same_everywhere_and_share_no_first_token_run() -> None:
     assert len(set(first_pages)) == len(first_pages)
 
 
-def test_two_pushes_leave_nothing_older_in_the_device_pool() -> None:
+def test_pushes_leave_nothing_older_in_the_device_pool() -> None:
     for lengths in ((512,), (2048, 8192, 16384), (700, 1000)):
         plan = Plan(prompt_tokens=lengths)
         assert sum(plan.push_tokens) >= plan.device_tokens

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -59,6 +60,19 @@ def test_a_package_that_the_end_needs_is_asked_for_at_the_start(monkeypatch: pyt
     done = runner.invoke(app, ["bench", "serving", "--png", "x.png"])
     assert isinstance(done.exception, UnsupportedError)
     assert "matplotlib" in str(done.exception)
+
+
+def test_a_directory_that_is_not_empty_or_too_small_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model").mkdir()
+    config = {"num_attention_heads": 8, "hidden_size": 256, "num_hidden_layers": 4}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    arguments = ["bench", "serving", "--model", str(tmp_path / "model")]
+    monkeypatch.setattr(command, "require_packages", lambda *_: None)
+    done = runner.invoke(app, [*arguments, "--keep", str(tmp_path)])
+    assert "a new or an empty directory" in str(done.exception)
+    monkeypatch.setattr(command.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    done = runner.invoke(app, [*arguments, "--keep", str(tmp_path / "new")])
+    assert "the stores of this run take 0.7 GB" in str(done.exception)
 
 
 def test_the_worst_result_decides_the_exit_code() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import subprocess
 import sys
@@ -23,7 +24,7 @@ pytestmark = [pytest.mark.server, pytest.mark.timeout(1500)]
 PAGE = 64
 SGLANG = str(Path(sys.executable).with_name("sglang"))
 POOL = ["--max-total-tokens", "8192", "--hicache-storage-prefetch-policy", "wait_complete"]
-START_TIMEOUT_S = 600.0
+START_TIMEOUT_S = 900.0
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +163,70 @@ def test_ranks_of_a_server_share_a_directory(model: Path, extra: str) -> None:
             line.split("namespace ")[1].split(",")[0] for line in server.log().splitlines() if "namespace " in line
         }
         assert len(namespaces) == 2, "each rank holds other heads"
+
+
+SLOW_COPIES = """
+import os, threading, time
+
+class Native:
+    \"\"\"A copy stream whose first copy starts when a file appears.\"\"\"
+
+    held = False
+
+    def __init__(self, native):
+        self.native = native
+
+    def __getattr__(self, name):
+        return getattr(self.native, name)
+
+    def submit_copy(self, **arguments):
+        if not Native.held:
+            Native.held = True
+            self.native.pause(3600)
+            threading.Thread(target=self.release, daemon=True).start()
+            print("COPY HELD", flush=True)
+        return self.native.submit_copy(**arguments)
+
+    def release(self):
+        while not os.path.exists(os.environ["RELEASE_COPY"]):
+            time.sleep(0.05)
+        print("COPY RELEASED", flush=True)
+        self.native.pause(0)
+
+def activate():
+    from sglang_tpusync.hicache import streams
+    make = streams.Stream.__init__
+
+    def init(self, name):
+        make(self, name)
+        self.native = Native(self.native)
+
+    streams.Stream.__init__ = init
+"""
+
+
+def test_the_scheduler_of_a_server_never_waits_for_a_backup(model: Path, extra: str, tmp_path: Path) -> None:
+    """The copy of the first prompt is held in the server while another prompt is answered."""
+    (tmp_path / "slow_copies.py").write_text(SLOW_COPIES)
+    info = tmp_path / "slow_copies-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: slow-copies\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nslow_copies = slow_copies:activate\n")
+    release = tmp_path / "release"
+    path = os.pathsep.join([cpu_engine.environment()["PYTHONPATH"], str(tmp_path)])
+    with Server(
+        model, args=by_name(extra), env={"PYTHONPATH": path, "RELEASE_COPY": str(release)}, timeout_s=START_TIMEOUT_S
+    ) as server:
+        cold = ask(server, prompt(7))
+        other = ask(server, prompt(8))
+        assert other.output_ids
+        assert same(cold, ask(server, prompt(7)))
+        assert "COPY HELD" in server.log(), "the test holds nothing"
+        assert "COPY RELEASED" not in server.log()
+        release.touch()
+        assert same(cold, ask_until_stored(server, prompt(7), 24 * PAGE))
+        assert same(other, ask_until_stored(server, prompt(8), 24 * PAGE))
+        assert "done again" not in server.log()
 
 
 def run(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:

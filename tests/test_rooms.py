@@ -205,14 +205,21 @@ def _imported(tree: ast.Module) -> set[str]:
     return {alias.asname or alias.name for node in nodes for alias in node.names}
 
 
+def imported_by(module: str) -> dict[str, int]:
+    """Cumulative microseconds of each module that importing `module` loads, in a process of its own."""
+    command = [sys.executable, "-X", "importtime", "-c", f"import {module}"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    rows = [line.removeprefix("import time:").split("|") for line in done.stderr.splitlines() if "|" in line]
+    return {row[2].strip(): int(row[1]) for row in rows if row[1].strip().isdigit()}
+
+
+@pytest.mark.parametrize("module", ["sglang_tpusync", "sglang_tpusync.plugin"])
+def test_importing_brings_no_framework(module: str) -> None:
+    """The plugin runs in every process of SGLang, also in those that do not use it."""
+    assert not {name.partition(".")[0] for name in imported_by(module)} & (ADAPTED | {"numpy"})
+
+
 def test_importing_the_package_is_cheap() -> None:
-    """Neither torch nor sglang; and the plugin, which runs in every process of SGLang, brings neither."""
-    for module in ("sglang_tpusync", "sglang_tpusync.plugin"):
-        command = [sys.executable, "-X", "importtime", "-c", f"import {module}"]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
-        rows = [line.removeprefix("import time:").split("|") for line in done.stderr.splitlines() if "|" in line]
-        loaded = {row[2].strip().partition(".")[0] for row in rows}
-        assert not loaded & (ADAPTED | {"numpy"}), module
-        cumulative_us = {row[2].strip(): int(row[1]) for row in rows if row[1].strip().isdigit()}
-        if module == "sglang_tpusync":
-            assert cumulative_us[module] < IMPORT_LIMIT_MS * 1000
+    """The quickest of several tries: a busy machine takes its time from any of them."""
+    tries = (imported_by("sglang_tpusync")["sglang_tpusync"] for _ in range(10))
+    assert any(cumulative_us < IMPORT_LIMIT_MS * 1000 for cumulative_us in tries)

@@ -1,13 +1,12 @@
 """The identity check of the benchmarks can fail, and damage on disk cannot change an answer: with a real server.
 
-Five prompts are answered cold and stored, the server is killed, four of the stored prefixes are tampered with, and a
-new server answers all five out of the store.
+`bench serving` runs whole, and passes. Beside it five prompts are answered cold and stored, four of the stored prefixes
+are tampered with after the kill, and the new server answers all five out of the store.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,13 @@ import pytest
 from sglang_tpusync.bench.serving.answer import Answer, first_difference, unproven_source
 from sglang_tpusync.bench.serving.plan import Plan
 from sglang_tpusync.bench.serving.prompts import prompt_ids
-from sglang_tpusync.bench.serving.servers import ServerEngine
+from sglang_tpusync.bench.serving.rows import differences, make_rows, verdict
+from sglang_tpusync.bench.serving.run import started, tamper_with_control
+from sglang_tpusync.bench.serving.servers import kv_bytes_per_token
+from sglang_tpusync.bench.serving.session import Session
 from sglang_tpusync.testing import tamper
 
-pytestmark = [pytest.mark.server, pytest.mark.sglang, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.server, pytest.mark.sglang, pytest.mark.timeout(1500)]
 
 PLAN = Plan(prompt_tokens=(2048,), num_rounds=1)
 TOKENS = 2048
@@ -26,28 +28,33 @@ DAMAGES = ("nothing", "swapped pages", "replaced page", "byte of a slot", "byte 
 
 
 class Outcome:
-    """The cold answers, those after the damage, and what the second server logged."""
+    """The rows of the measurement and its verdict; the cold answers, those after the damage, and the second log."""
 
-    def __init__(self, cold: dict[str, Answer], after: dict[str, Answer], log: str) -> None:
+    def __init__(self, session: Session, cold: dict[str, Answer], after: dict[str, Answer], log: str) -> None:
+        self.rows = make_rows(PLAN, session.samples, kv_bytes_per_token(PLAN.model))
+        self.verdict = verdict(PLAN, self.rows, differences(PLAN, session.samples))
         self.cold, self.after, self.log = cold, after, log
 
 
 @pytest.fixture(scope="module")
-def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     directory = tmp_path_factory.mktemp("identity")
-    engine = ServerEngine(PLAN, "tpusync", directory, summary_interval_s=0.001)
-    engine.start()
-    try:
-        cold = {damage: engine.ask(prompt(damage)) for damage in DAMAGES}
-        engine.settle()
-        engine.crash()
+    with started(PLAN, directory, print, summary_interval_s=0.001) as (reference, ours):
+        session = Session(PLAN, [reference, ours])
+        session.run_rounds()
+        session.store_control(ours)
+        reference.stop()
+        cold = {damage: ours.ask(prompt(damage)) for damage in DAMAGES}
+        ours.settle()
+        ours.crash()
+        tamper_with_control(PLAN, ours.store)
         for damage in DAMAGES:
-            do_damage(damage, engine.store)
-        engine.restart()
-        after = {damage: engine.ask(prompt(damage)) for damage in DAMAGES}
-        yield Outcome(cold, after, engine.log())
-    finally:
-        engine.stop()
+            do_damage(damage, ours.store)
+        ours.restart()
+        session.run_restarted()
+        session.run_control(ours)
+        after = {damage: ours.ask(prompt(damage)) for damage in DAMAGES}
+        return Outcome(session, cold, after, ours.log())
 
 
 def prompt(damage: str) -> list[int]:
@@ -65,6 +72,20 @@ def do_damage(damage: str, store: Path) -> None:
         tamper.flip_payload_byte(store, keys[middle], at=12_345)
     elif damage == "byte of the table":
         tamper.flip_record_byte(store, keys[middle], at=20)
+
+
+def test_the_benchmark_passes_with_a_row_for_every_tier(outcome: Outcome) -> None:
+    assert outcome.verdict == []
+    tiers = {row.source: row.cached_by_tier for row in outcome.rows if row.backend == "tpusync"}
+    whole = TOKENS - PLAN.page_tokens
+    assert tiers["cold"] == {"device": 0, "host": 0, "storage": 0}
+    assert [tiers["l1"]["device"], tiers["l2"]["host"], tiers["l3"]["storage"], tiers["restart"]["storage"]] == [
+        whole
+    ] * 4
+    assert {row.source: row.identical for row in outcome.rows} == {
+        **dict.fromkeys(("nocache", "cold", "l1", "l2", "l3", "restart"), True),
+        "control": False,
+    }
 
 
 def test_an_untouched_prefix_gives_the_same_bits_from_the_store(outcome: Outcome) -> None:

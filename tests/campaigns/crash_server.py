@@ -11,6 +11,7 @@ import http.client
 import json
 import os
 import random
+import select
 import tempfile
 import threading
 import time
@@ -25,7 +26,7 @@ from sglang_tpusync.testing.models import build_model
 from sglang_tpusync.testing.server import Generation, Server, ServerError
 from sglang_tpusync.testing.tamper import ClosedRegion, regions_of
 from tests.campaigns.campaign import as_count, fraction, main
-from tests.campaigns.journal import journal_of, read_journal
+from tests.campaigns.journal import num_acknowledged, read_journal
 from tests.campaigns.pages import num_files, stored_keys
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +34,6 @@ DEVICE_TOKENS = 16_384
 PROMPT_TOKENS = 2048
 PROMPTS_IN_BURST = 24
 CLIENTS = 3
-LINE_BYTES = 65  # of the journal: a key in hexadecimal
 KILL_AFTER_PAGES_MAX = 500
 BURST_TIMEOUT_S = 300.0
 
@@ -64,7 +64,7 @@ def run(seed: int, runs: int) -> list[Row]:
 def _start(store: Path, log: Path) -> Server:
     options = {
         "backend_name": "journal",
-        "module_path": "tests.campaigns.journal",
+        "module_path": "tests.campaigns.journal_storage",
         "class_name": "JournalStorage",
         "interface_v1": 1,
         "hicache_storage_pass_prefix_keys": True,
@@ -97,15 +97,29 @@ def _kill_in_burst(server: Server, store: Path, choice: random.Random, *, seed: 
     """Clients ask new prompts one after the other; the kill comes once a random number of pages is acknowledged."""
     prompts = [prompt_ids(seed, "burst", number, i, num_tokens=PROMPT_TOKENS) for i in range(PROMPTS_IN_BURST)]
     clients = [threading.Thread(target=_ask, args=(server, prompts[i::CLIENTS])) for i in range(CLIENTS)]
-    wanted = _num_acknowledged(store) + choice.randrange(KILL_AFTER_PAGES_MAX)
+    wanted = num_acknowledged(store) + choice.randrange(KILL_AFTER_PAGES_MAX)
     for client in clients:
         client.start()
     deadline = time.monotonic() + BURST_TIMEOUT_S
-    while _num_acknowledged(store) < wanted and time.monotonic() < deadline and any(c.is_alive() for c in clients):
+    while num_acknowledged(store) < wanted and time.monotonic() < deadline and any(c.is_alive() for c in clients):
         time.sleep(0.002)
-    server.kill()
+    _kill(server)
     for client in clients:
         client.join()
+
+
+def _kill(server: Server) -> None:
+    """Returns when the last thread of the last process is gone, and with it every lock on the store's regions."""
+    with contextlib.ExitStack() as stack:
+        handles = []
+        for pid in server.pids():
+            with contextlib.suppress(ProcessLookupError):
+                handles.append(os.pidfd_open(pid))
+                stack.callback(os.close, handles[-1])
+        server.kill()
+        for handle in handles:
+            if not select.select([handle], [], [], 60.0)[0]:
+                raise TimeoutError("a process survived SIGKILL for a minute")
 
 
 def _ask(server: Server, prompts: list[list[int]]) -> None:
@@ -113,11 +127,6 @@ def _ask(server: Server, prompts: list[list[int]]) -> None:
     with contextlib.suppress(ServerError, OSError, http.client.HTTPException, ValueError):
         for prompt in prompts:
             server.generate(prompt, max_new_tokens=1, timeout_s=BURST_TIMEOUT_S)
-
-
-def _num_acknowledged(store: Path) -> int:
-    journal = journal_of(store)
-    return journal.stat().st_size // LINE_BYTES if journal.exists() else 0
 
 
 def _check(store: Path, tally: dict[str, int]) -> None:

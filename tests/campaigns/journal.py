@@ -1,42 +1,26 @@
-"""A storage backend that writes down what it acknowledged: for campaigns, loaded through SGLang's `dynamic` route."""
+"""The journal of what a backend acknowledged (journal_storage.py writes it): a key in hexadecimal per line."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from sglang_tpusync.config import store_path
-from sglang_tpusync.hicache import TpuSyncStorage
+__all__ = ["LINE_BYTES", "journal_of", "num_acknowledged", "read_journal"]
 
-__all__ = ["JournalStorage", "journal_of", "read_journal"]
-
-
-class JournalStorage(TpuSyncStorage):
-    """Appends the keys of each batch that was stored whole. A line is written only after the store has answered."""
-
-    def batch_set_v1(self, keys: Sequence[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
-        before = self._num_failed()
-        answer = super().batch_set_v1(keys, host_indices, extra_info)
-        if all(answer) and self._num_failed() == before:
-            with open(journal_of(store_path(self.options)), "ab", buffering=0) as file:
-                file.write(b"".join(key.encode() + b"\n" for key in keys))
-        return answer
-
-    def _num_failed(self) -> int:
-        """What was refused, and what faulted: True is answered for these, too."""
-        counters = self.traffic.counters()
-        return counters["pages_refused"] + counters["faults"]
+LINE_BYTES = 65
 
 
 def journal_of(store: Path) -> Path:
+    """Beside the store's directory."""
     return store.with_name(store.name + ".journal")
+
+
+def num_acknowledged(store: Path) -> int:
+    journal = journal_of(store)
+    return journal.stat().st_size // LINE_BYTES if journal.exists() else 0
 
 
 def read_journal(store: Path) -> list[bytes]:
     """Every acknowledged key; a half line at the end is none."""
     path = journal_of(store)
-    if not path.exists():
-        return []
-    lines = path.read_bytes().split(b"\n")[:-1]
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     return [bytes.fromhex(line.decode()) for line in lines]

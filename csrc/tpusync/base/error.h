@@ -43,12 +43,12 @@ inline tl::unexpected<Error> fail(Code code, std::string message) {
 tl::unexpected<Error> fail_errno(std::string_view what, int error_number);
 
 // Returns the error of `expression` from the calling function, if it has one.
-#define TPUSYNC_TRY(expression)                                          \
-  do {                                                                   \
-    auto&& tpusync_try_result = (expression);                            \
-    if (!tpusync_try_result) {                                           \
-      return tl::unexpected(std::move(tpusync_try_result).error());      \
-    }                                                                    \
+#define TPUSYNC_TRY(expression)                                     \
+  do {                                                              \
+    auto&& tpusync_try_result = (expression);                       \
+    if (!tpusync_try_result) {                                      \
+      return tl::unexpected(std::move(tpusync_try_result).error()); \
+    }                                                               \
   } while (false)
 
 }  // namespace tpusync::base

@@ -1,9 +1,9 @@
 #include "tpusync/exec/ticket.h"
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <string_view>
-
-#include <fmt/format.h>
 
 #include "tpusync/binding/bind.h"
 
@@ -17,14 +17,20 @@ constexpr double kTimeoutMaxS = 1e9;  // beyond it a steady clock's arithmetic c
 
 std::string_view exception_name(Code code) {
   switch (code) {
-    case Code::kInvalid: return "ConfigError";
-    case Code::kUnsupported: return "UnsupportedError";
-    case Code::kDeadline: return "DeadlineError";
-    case Code::kCancelled: return "CancelledError";
+    case Code::kInvalid:
+      return "ConfigError";
+    case Code::kUnsupported:
+      return "UnsupportedError";
+    case Code::kDeadline:
+      return "DeadlineError";
+    case Code::kCancelled:
+      return "CancelledError";
     case Code::kIo:
     case Code::kExhausted:
-    case Code::kCorrupt: return "StorageError";
-    default: return "TransferError";
+    case Code::kCorrupt:
+      return "StorageError";
+    default:
+      return "TransferError";
   }
 }
 
@@ -60,8 +66,8 @@ exec::Deadline deadline_of(const py::object& timeout_s) {
   if (!(seconds >= 0 && seconds <= kTimeoutMaxS)) {
     raise({Code::kInvalid, fmt::format("timeout_s: {}, allowed are 0 to {:g}", seconds, kTimeoutMaxS)});
   }
-  return std::chrono::steady_clock::now() +
-         std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(seconds));
+  return std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                                                std::chrono::duration<double>(seconds));
 }
 
 void bind_ticket(py::module_& module) {

@@ -1,8 +1,7 @@
 #include "tpusync/exec/executor.h"
 
-#include <pthread.h>
-
 #include <fmt/format.h>
+#include <pthread.h>
 
 namespace tpusync::exec {
 
@@ -15,11 +14,12 @@ constexpr std::size_t kNameLengthMax = 12;
 
 base::Result<std::unique_ptr<Executor>> Executor::open(Options options) {
   if (options.name.empty() || options.name.size() > kNameLengthMax) {
-    return base::fail(Code::kInvalid, fmt::format("executor name '{}': 1 to {} characters", options.name, kNameLengthMax));
+    return base::fail(Code::kInvalid,
+                      fmt::format("executor name '{}': 1 to {} characters", options.name, kNameLengthMax));
   }
   if (options.num_threads < 1 || options.num_threads > kNumThreadsMax) {
-    return base::fail(Code::kInvalid, fmt::format("executor {}: {} threads, allowed are 1 to {}", options.name,
-                                                  options.num_threads, kNumThreadsMax));
+    return base::fail(Code::kInvalid, fmt::format("executor {}: {} threads, allowed are 1 to {}",
+                                                  options.name, options.num_threads, kNumThreadsMax));
   }
   if (options.queue_limit < 1) {
     return base::fail(Code::kInvalid, fmt::format("executor {}: queue_limit 0, at least 1", options.name));
@@ -46,7 +46,8 @@ base::Status Executor::submit(std::function<void()> job) {
     std::lock_guard lock(mutex_);
     if (closing_) return base::fail(Code::kCancelled, fmt::format("executor {} is closing", options_.name));
     if (queue_.size() >= options_.queue_limit) {
-      return base::fail(Code::kBusy, fmt::format("executor {}: {} jobs wait, the limit", options_.name, queue_.size()));
+      return base::fail(Code::kBusy,
+                        fmt::format("executor {}: {} jobs wait, the limit", options_.name, queue_.size()));
     }
     queue_.push_back(std::move(job));
   }

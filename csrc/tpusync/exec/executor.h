@@ -15,13 +15,13 @@
 
 namespace tpusync::exec {
 
-// A resource. Thread-safe. The destructor runs the jobs that are queued, then joins: a job always runs exactly
-// once if submit() accepted it, so that whoever waits for it is always answered.
+// A resource. Thread-safe. The destructor runs the jobs that are queued, then joins: a job always runs
+// exactly once if submit() accepted it, so that whoever waits for it is always answered.
 class Executor {
  public:
   struct Options {
-    std::string name;               // at most 12 characters: threads are called name-0, name-1, ...
-    int num_threads = 1;            // 1 to 256
+    std::string name;                // at most 12 characters: threads are called name-0, name-1, ...
+    int num_threads = 1;             // 1 to 256
     std::size_t queue_limit = 4096;  // jobs that may wait
   };
 

@@ -40,7 +40,8 @@ TEST(Executor, RefusesAtItsQueueLimit) {
 
 TEST(Executor, OpenNamesTheOptionThatIsOutOfRange) {
   EXPECT_EQ(Executor::open({.name = "", .num_threads = 1}).error().code, Code::kInvalid);
-  EXPECT_NE(Executor::open({.name = "x", .num_threads = 0}).error().message.find("1 to 256"), std::string::npos);
+  EXPECT_NE(Executor::open({.name = "x", .num_threads = 0}).error().message.find("1 to 256"),
+            std::string::npos);
   EXPECT_EQ(Executor::open({.name = "x", .num_threads = 1, .queue_limit = 0}).error().code, Code::kInvalid);
 }
 

@@ -24,7 +24,8 @@ class TicketSource;
 // A value: copies share one state. Thread-safe.
 class Ticket {
  public:
-  // A ticket that was never issued; done() is true and status() is ok, so that "nothing to do" needs no branch.
+  // A ticket that was never issued; done() is true and status() is ok, so that "nothing to do" needs no
+  // branch.
   Ticket() = default;
 
   TicketState state() const;
@@ -46,8 +47,8 @@ class Ticket {
   std::shared_ptr<Shared> shared_;
 };
 
-// The side that does the work. Thread-safe. One work item may be done in `num_parts` parts on several threads:
-// the ticket is done when each part has been finished, with the first error that any part reported.
+// The side that does the work. Thread-safe. One work item may be done in `num_parts` parts on several
+// threads: the ticket is done when each part has been finished, with the first error that any part reported.
 class TicketSource {
  public:
   explicit TicketSource(int num_parts = 1);

@@ -37,14 +37,8 @@ class Node::Lock {
  public:
   Lock(Node& node, std::chrono::milliseconds patience) : node_(node) {
     const auto until = std::chrono::steady_clock::now() + patience;
-    if (!node_.mutex_.try_lock_until(until)) return;
-    while (!held_) {
-      const auto locked = node_.lock_file_->try_lock();
-      held_ = locked && *locked;
-      if (held_ || !locked || std::chrono::steady_clock::now() >= until) break;
+    while (!(held_ = try_both()) && std::chrono::steady_clock::now() < until)
       std::this_thread::sleep_for(kLockPoll);
-    }
-    if (!held_) node_.mutex_.unlock();
   }
   Lock(const Lock&) = delete;
   Lock& operator=(const Lock&) = delete;
@@ -56,6 +50,14 @@ class Node::Lock {
   bool held() const { return held_; }
 
  private:
+  bool try_both() {
+    if (!node_.mutex_.try_lock()) return false;
+    const auto locked = node_.lock_file_->try_lock();
+    if (locked && *locked) return true;
+    node_.mutex_.unlock();
+    return false;
+  }
+
   Node& node_;
   bool held_ = false;
 };
@@ -160,8 +162,9 @@ Result<std::uint64_t> Node::disk_bytes_below(const std::string& path) const {
   return total;
 }
 
+// Only what is ours: others may keep their files in the same directory, environments and models for instance.
 Result<std::uint64_t> Node::used_bytes() const {
-  return disk_bytes_below(path_.root);
+  return disk_bytes_below(path_.version_directory());
 }
 
 void Node::add_regions(const std::string& directory, Usage& usage) const {

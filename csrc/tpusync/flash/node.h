@@ -47,7 +47,7 @@ class Node {
   std::uint64_t capacity_bytes() const { return capacity_bytes_; }
   std::uint64_t floor_bytes() const { return floor_bytes_; }
   std::uint64_t budget_bytes_per_day() const { return budget_bytes_per_day_; }
-  base::Result<std::uint64_t> used_bytes() const;  // what du says
+  base::Result<std::uint64_t> used_bytes() const;  // what du says of <path>/v1
 
  private:
   struct RegionFiles {
@@ -84,7 +84,7 @@ class Node {
   std::uint64_t capacity_bytes_ = 0;
   std::uint64_t floor_bytes_ = 0;
   std::uint64_t budget_bytes_per_day_ = 0;
-  std::timed_mutex mutex_;  // the directory's lock among the threads of this process
+  std::mutex mutex_;  // the directory's lock among the threads of this process
   std::unique_ptr<os::File> lock_file_;
 };
 

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 
 #include <cstdio>
+#include <fstream>
 
 #include "tpusync/base/prng.h"
 #include "tpusync/flash/flash_store.h"
@@ -56,12 +57,13 @@ TEST_F(NodeTest, RegionsOfOneNodeShareOneCapacity) {
   EXPECT_GE(calls(first).stat("entries") + calls(second).stat("entries"), 70u);
 }
 
-TEST_F(NodeTest, DiskUseIsWhatTheFilesOccupy) {
+TEST_F(NodeTest, DiskUseIsWhatItsOwnFilesOccupy) {
   const testing::TempDirectory directory;
   FlashOptions options = testing::small_options(directory.path() + "/store", kPageBytes, kCapacity);
   auto store = FlashStore::open(options).value();
   StoreCalls{*store, kPageBytes}.put(range(0, 50));
-  const std::string command = "du -s -B1 " + options.path;
+  std::ofstream(options.path + "/foreign") << std::string(1 << 20, 'x');
+  const std::string command = "du -s -B1 " + options.path + "/v1";
   FILE* const pipe = ::popen(command.c_str(), "r");
   ASSERT_NE(pipe, nullptr);
   unsigned long long du_bytes = 0;

@@ -90,9 +90,10 @@ Status SlotSpace::recover() {
 
 std::size_t SlotSpace::match(std::span<const PageKey> keys, std::span<const PageKey> prefix) {
   std::lock_guard lock(mutex_);
-  const std::size_t num_found = index_.match(keys);
-  index_.touch_path(prefix, keys.first(num_found));
-  return num_found;
+  const std::vector<SlotId> slots = index_.find_all(keys);
+  const auto first_miss = std::find(slots.begin(), slots.end(), kNoSlot);
+  index_.touch_path(prefix, std::span(slots.begin(), first_miss));
+  return static_cast<std::size_t>(first_miss - slots.begin());
 }
 
 bool SlotSpace::present(const PageKey& key) {
@@ -102,22 +103,23 @@ bool SlotSpace::present(const PageKey& key) {
 
 std::vector<bool> SlotSpace::contains(std::span<const PageKey> keys) {
   std::lock_guard lock(mutex_);
+  const std::vector<SlotId> slots = index_.find_all(keys);
   std::vector<bool> found(keys.size());
-  for (std::size_t i = 0; i < keys.size(); ++i) found[i] = index_.find(keys[i]) != kNoSlot;
+  for (std::size_t i = 0; i < keys.size(); ++i) found[i] = slots[i] != kNoSlot;
   return found;
 }
 
 std::vector<PinnedSlot> SlotSpace::pin(std::span<const PageKey> keys, std::span<const PageKey> prefix) {
   std::vector<PinnedSlot> pinned(keys.size());
   std::lock_guard lock(mutex_);
+  const std::vector<SlotId> found = index_.find_all(keys);
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    const SlotId id = index_.find(keys[i]);
-    if (id == kNoSlot) continue;
-    Slot& slot = slots_[id];
+    if (found[i] == kNoSlot) continue;
+    Slot& slot = slots_[found[i]];
     ++slot.num_pins;
-    pinned[i] = {id, slot.generation, slot.payload_checksum};
+    pinned[i] = {found[i], slot.generation, slot.payload_checksum};
   }
-  index_.touch_path(prefix, keys);
+  index_.touch_path(prefix, found);
   return pinned;
 }
 
@@ -238,32 +240,39 @@ std::uint64_t SlotSpace::clear_count() {
   return clear_count_;
 }
 
+// kOk: the entry is visible. kBusy: another thread stored the same page first. kCancelled: cleared meanwhile.
+// kExhausted: the slot is being given back. Call with mutex_ held.
+Code SlotSpace::insert_locked(SlotId id, const SlotRecord& record, std::uint64_t clear_count) {
+  if (index_.find(record.key) != kNoSlot) return Code::kBusy;
+  if (clear_count != clear_count_) return Code::kCancelled;
+  if (to_number(id) >= limit_) return Code::kExhausted;
+  Slot& slot = slots_[id];
+  slot.generation = record.generation;
+  slot.payload_checksum = record.payload_checksum;
+  slot.state = State::kPresent;
+  index_.insert(id, record.key, record.ancestry);
+  return Code::kOk;
+}
+
 Status SlotSpace::publish(SlotId id, const SlotRecord& record, std::uint64_t clear_count) {
   {
     std::lock_guard lock(mutex_);
     slots_[id].has_record = true;
   }
-  Status status = region_->write_record(id, record);
-  if (status) {
+  const Status written = region_->write_record(id, record);
+  Code code = Code::kIo;
+  if (written) {
     std::lock_guard lock(mutex_);
-    const bool present = index_.find(record.key) != kNoSlot;
-    if (clear_count == clear_count_ && to_number(id) < limit_ && !present) {
-      Slot& slot = slots_[id];
-      slot.generation = record.generation;
-      slot.payload_checksum = record.payload_checksum;
-      slot.state = State::kPresent;
-      index_.insert(id, record.key, record.ancestry);
-      return {};
-    }
-    // Another thread stored the same page first: just as good.
-    if (clear_count != clear_count_) status = base::fail(Code::kCancelled, "the store was cleared");
-    if (to_number(id) >= limit_) status = base::fail(Code::kExhausted, "the slot is being given back");
-    if (present) status = {};
+    code = insert_locked(id, record, clear_count);
+    if (code == Code::kOk) return {};
   }
   // What may have been written must not be found again. If that fails, acquire() will try once more.
   (void)clear_record_of(id);
   release(id);
-  return status;
+  if (!written) return written;
+  if (code == Code::kBusy) return {};  // just as good
+  return base::fail(code,
+                    code == Code::kCancelled ? "the store was cleared" : "the slot is being given back");
 }
 
 // ---------------------------------------------------------------- dropping entries

@@ -95,6 +95,7 @@ class SlotSpace {
   void grow_arrays(std::uint32_t num_slots);
   index::SlotId take_free_or_victim();
   base::Status grow();
+  base::Code insert_locked(index::SlotId slot, const SlotRecord& record, std::uint64_t clear_count);
   base::Status clear_record_of(index::SlotId slot);
   void free_locked(index::SlotId slot);
   void leave_locked(index::SlotId slot);

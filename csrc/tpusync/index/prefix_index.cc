@@ -85,21 +85,34 @@ void PrefixIndex::rehash(std::size_t num_buckets) {
   }
 }
 
-std::size_t PrefixIndex::match(std::span<const PageKey> keys) const {
-  std::size_t num_found = 0;
-  while (num_found < keys.size() && find(keys[num_found]) != kNoSlot) ++num_found;
-  return num_found;
+std::vector<SlotId> PrefixIndex::find_all(std::span<const PageKey> keys) const {
+  std::vector<SlotId> slots(keys.size());
+  for (const PageKey& key : keys) __builtin_prefetch(&buckets_[bucket_of(key.short_hash())]);
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    slots[i] = buckets_[bucket_of(keys[i].short_hash())];
+    if (slots[i] != kNoSlot) __builtin_prefetch(&entries_[slots[i]]);
+  }
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    while (slots[i] != kNoSlot && entries_[slots[i]].key != keys[i]) slots[i] = entries_[slots[i]].chain;
+  }
+  return slots;
 }
 
-void PrefixIndex::touch(const PageKey& key) {
-  if (const SlotId slot = find(key); slot != kNoSlot) order_->touch(slot);
+void PrefixIndex::touch(std::span<const SlotId> slots) {
+  for (std::size_t i = slots.size(); i-- > 0;) {
+    if (slots[i] != kNoSlot) order_->touch(slots[i]);
+  }
 }
 
 void PrefixIndex::touch_path(std::span<const PageKey> prefix, std::span<const PageKey> keys) {
-  for (std::size_t i = keys.size(); i-- > 0;) touch(keys[i]);
-  for (std::size_t i = prefix.size(); i-- > 0;) touch(prefix[i]);
-  if (!prefix.empty() || keys.empty()) return;
-  SlotId slot = find(keys.front());
+  touch_path(prefix, find_all(keys));
+}
+
+void PrefixIndex::touch_path(std::span<const PageKey> prefix, std::span<const SlotId> slots) {
+  touch(slots);
+  touch(find_all(prefix));
+  if (!prefix.empty() || slots.empty()) return;
+  SlotId slot = slots.front();
   for (int i = 0; slot != kNoSlot && i < kNumAncestorsMax; ++i) {
     slot = find_parent(entries_[slot]);
     if (slot != kNoSlot) order_->touch(slot);

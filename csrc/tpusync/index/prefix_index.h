@@ -36,12 +36,14 @@ class PrefixIndex {
   void insert(SlotId slot, const PageKey& key, Ancestry ancestry);
   void erase(SlotId slot);
 
-  // Number of leading keys that are stored. Does not touch.
-  std::size_t match(std::span<const PageKey> keys) const;
+  // One slot per key. The way to look up many: the memory of all is fetched at the same time.
+  std::vector<SlotId> find_all(std::span<const PageKey> keys) const;
 
   // Marks a path as used, its deepest page first and its head last, so that ancestors stay the younger ones.
   // `prefix` are the pages before `keys`; without it ancestors are found through the parents that are known.
   void touch_path(std::span<const PageKey> prefix, std::span<const PageKey> keys);
+  // The same for pages that were found already; kNoSlot among them is skipped.
+  void touch_path(std::span<const PageKey> prefix, std::span<const SlotId> slots);
 
   SlotId victim(const std::function<bool(SlotId)>& may_evict) const { return order_->victim(may_evict); }
   std::vector<PageKey> keys() const;  // the one evicted last first
@@ -74,7 +76,7 @@ class PrefixIndex {
   SlotId find_parent(const Entry& child) const;
   void add_to_table(SlotId slot, const PageKey& key, Ancestry ancestry);
   void rehash(std::size_t num_buckets);
-  void touch(const PageKey& key);
+  void touch(std::span<const SlotId> slots);
 
   std::unique_ptr<EvictOrder> order_;
   SlotArray<Entry> entries_;

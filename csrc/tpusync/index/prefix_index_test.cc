@@ -127,12 +127,11 @@ TEST_F(Index, RebuildKeepsTheNewerOfTwoAndSurvivesACycleOfParents) {
   EXPECT_TRUE(index_.consistent());
 }
 
-TEST_F(Index, MatchStopsAtTheFirstMissingKey) {
-  for (std::uint64_t i = 1; i <= 10; ++i) insert(i, i - 1);
-  index_.erase(SlotId{4});
-  EXPECT_EQ(index_.match(keys_of(range(1, 11))), 3u);
-  EXPECT_EQ(index_.match(keys_of(range(4, 11))), 0u);
-  EXPECT_EQ(index_.match({}), 0u);
+TEST_F(Index, FindAllAgreesWithFind) {
+  for (std::uint64_t i = 1; i <= 3000; i += 2) insert(i);
+  const auto slots = index_.find_all(keys_of(range(0, 3000)));
+  for (std::uint64_t i = 0; i < 3000; ++i) EXPECT_EQ(slots[i], index_.find(key_of(i)));
+  EXPECT_TRUE(index_.find_all({}).empty());
 }
 
 }  // namespace

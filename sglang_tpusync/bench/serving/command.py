@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import sys
 import tempfile
 import time
@@ -92,16 +93,34 @@ def measure(
     """The whole run, on servers that are started and stopped here, or the reduced one on the server at `url`."""
     from sglang_tpusync.bench.host import describe_host
     from sglang_tpusync.bench.serving.rows import differences, make_rows, verdict
-    from sglang_tpusync.bench.serving.run import kv_bytes_per_token, run_on_servers, run_on_url
+    from sglang_tpusync.bench.serving.run import run_on_servers, run_on_url
+    from sglang_tpusync.bench.serving.servers import kv_bytes_per_token
 
     with tempfile.TemporaryDirectory(prefix="tpusync-bench-", dir=scratch_parent()) as scratch:
         directory = keep if keep is not None else Path(scratch)
-        directory.mkdir(parents=True, exist_ok=True)
-        samples = run_on_url(plan, url) if url is not None else run_on_servers(plan, directory, say)
+        samples = run_on_url(plan, url) if url is not None else run_on_servers(plan, _prepared(plan, directory), say)
         settings = {name: value for name, value in msgspec.to_builtins(plan).items() if name != "model"}
         host = describe_host(directory, model=Path(plan.model).name, **settings)
     rows = make_rows(plan, samples, 0 if url is not None else kv_bytes_per_token(plan.model))
     return Outcome(host=host, rows=rows, reasons=verdict(plan, rows, differences(plan, samples)))
+
+
+def _prepared(plan: Plan, directory: Path) -> Path:
+    """The directory, empty and with room for the stores; raises ConfigError with the numbers where it is not."""
+    from sglang_tpusync.bench.serving.servers import kv_bytes_per_token
+
+    directory.mkdir(parents=True, exist_ok=True)
+    if any(directory.iterdir()):
+        raise ConfigError(
+            f"--keep {directory}: allowed is a new or an empty directory, what is stored there is not cold"
+        )
+    needed = len(plan.backends) * plan.stored_tokens * kv_bytes_per_token(plan.model)
+    free = shutil.disk_usage(directory).free
+    if needed > free:
+        raise ConfigError(
+            f"{directory} has {free / 1e9:.1f} GB free, the stores of this run take {needed / 1e9:.1f} GB"
+        )
+    return directory
 
 
 def _show(plan: Plan, outcome: Outcome) -> None:

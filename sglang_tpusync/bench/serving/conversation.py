@@ -10,8 +10,8 @@ import msgspec
 from sglang_tpusync.bench.report import ServingRow, Source
 from sglang_tpusync.bench.serving.answer import Answer, first_difference
 from sglang_tpusync.bench.serving.plan import Plan
-from sglang_tpusync.bench.serving.run import kv_bytes_per_token, started
-from sglang_tpusync.bench.serving.servers import model_directory
+from sglang_tpusync.bench.serving.run import started
+from sglang_tpusync.bench.serving.servers import kv_bytes_per_token, model_directory
 
 __all__ = ["Conversation", "measure_conversation"]
 

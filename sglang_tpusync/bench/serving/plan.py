@@ -12,6 +12,7 @@ __all__ = ["Backend", "Plan"]
 
 Backend = Literal["none", "tpusync", "file"]
 
+_PUSH_TOKENS_MAX = 2048
 _CONTEXT_TOKENS = {"long-llama": 65536, "smollm2": 8192}
 
 
@@ -56,15 +57,24 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return self._whole_pages(self.longest + self.output_tokens + self.longest // 5)
 
     @property
-    def push_tokens(self) -> tuple[int, int]:
-        """Lengths of the two prompts that, asked one after the other, leave nothing older in the device pool."""
-        return self.longest, max(self._whole_pages(self.longest // 2), 8 * self.page_tokens)
+    def push_tokens(self) -> tuple[int, ...]:
+        """Lengths of the prompts that, asked one after the other, leave nothing older in the device pool.
+
+        Short ones, since the first time they are computed and attention is quadratic.
+        """
+        length = min(self.longest, _PUSH_TOKENS_MAX)
+        return (length,) * -(-self.device_tokens // length)
 
     @property
     def host_ratio(self) -> float:
-        """Host tokens per device token: a round's prompts and the two that push must be in host DRAM together."""
+        """Host tokens per device token: a round's prompts and those that push must be in host DRAM together."""
         needed = sum(self.prompt_tokens) + sum(self.push_tokens) + self.longest
         return max(2.0, round(needed * 1.25 / self.device_tokens, 1))
+
+    @property
+    def stored_tokens(self) -> int:
+        """Tokens whose KV a whole run leaves in the store of one backend."""
+        return self.num_rounds * sum(self.prompt_tokens) + sum(self.push_tokens) + self.control_tokens
 
     @property
     def control_tokens(self) -> int:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from sglang_tpusync.bench.serving.plan import Plan
-from sglang_tpusync.bench.serving.servers import ServerEngine, model_directory
+from sglang_tpusync.bench.serving.servers import ServerEngine
 from sglang_tpusync.bench.serving.session import Sample, Session, control_prompt
 from sglang_tpusync.bench.serving.url import UrlEngine
 
-__all__ = ["kv_bytes_per_token", "run_on_servers", "run_on_url", "started"]
+__all__ = ["run_on_servers", "run_on_url", "started", "tamper_with_control"]
 
 
 def run_on_servers(plan: Plan, directory: Path, say: Callable[[str], None]) -> list[Sample]:
@@ -31,7 +30,7 @@ def run_on_servers(plan: Plan, directory: Path, say: Callable[[str], None]) -> l
                 say(f"kill -9: {engine.backend}")
                 engine.crash()
         if plan.control and ours is not None:
-            _tamper(plan, ours.store)
+            tamper_with_control(plan, ours.store)
         for engine in engines:
             if engine.backend != "none":
                 say(f"starting again: {engine.backend}")
@@ -51,9 +50,12 @@ def run_on_url(plan: Plan, url: str) -> list[Sample]:
 
 
 @contextlib.contextmanager
-def started(plan: Plan, directory: Path, say: Callable[[str], None]) -> Iterator[list[ServerEngine]]:
-    """The server without cache and one per backend, one started after the other; stopped in any case."""
-    engines = [ServerEngine(plan, backend, directory) for backend in ("none", *plan.backends)]
+def started(plan: Plan, directory: Path, say: Callable[[str], None], **options: object) -> Iterator[list[ServerEngine]]:
+    """The server without cache and one per backend, one started after the other; stopped in any case.
+
+    `options` are further options of our store.
+    """
+    engines = [ServerEngine(plan, backend, directory, **options) for backend in ("none", *plan.backends)]
     try:
         for engine in engines:
             say(f"starting: {'no cache' if engine.backend == 'none' else engine.backend}")
@@ -64,15 +66,7 @@ def started(plan: Plan, directory: Path, say: Callable[[str], None]) -> Iterator
             engine.stop()
 
 
-def kv_bytes_per_token(model: str) -> int:
-    """Bytes of K and V of one token in all layers, bf16, out of the model's config.json."""
-    config = json.loads((model_directory(model) / "config.json").read_text())
-    heads = config.get("num_key_value_heads", config["num_attention_heads"])
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    return int(2 * config["num_hidden_layers"] * heads * head_dim * 2)
-
-
-def _tamper(plan: Plan, store: Path) -> None:
+def tamper_with_control(plan: Plan, store: Path) -> None:
     """Swaps two pages of the control's prefix, far apart and away from its ends, with checksums made right again."""
     from sglang_tpusync.testing.tamper import page_keys, swap_pages
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,9 +16,12 @@ from sglang_tpusync.errors import TpuSyncError
 if TYPE_CHECKING:
     from sglang_tpusync.testing.server import Generation, Server
 
-__all__ = ["ServerEngine", "answer_of", "model_directory"]
+__all__ = ["ServerEngine", "answer_of", "kv_bytes_per_token", "model_directory"]
 
 _TIERS = ("device", "host", "storage")
+_ASK_TIMEOUT_S = 1800.0
+_SETTLE_TIMEOUT_S = 300.0
+_CAPACITY_BYTES_MIN = 10**9
 _START_TIMEOUT_S = 900.0  # half a minute on a quiet host, much more on a busy one
 
 
@@ -41,7 +46,11 @@ class ServerEngine:
         from sglang_tpusync.testing.server import Server
 
         self._lives += 1
-        self._server = Server(
+        with _as_our_error():
+            self._server = self._new_server(Server)
+
+    def _new_server(self, kind: type[Server]) -> Server:
+        return kind(
             model_directory(self._plan.model),
             args=self._arguments(),
             env=self._environment(),
@@ -51,10 +60,15 @@ class ServerEngine:
         )
 
     def ask(self, prompt: Sequence[int]) -> Answer:
-        return answer_of(self._running.generate(prompt, max_new_tokens=self._plan.output_tokens, timeout_s=1800.0))
+        with _as_our_error():
+            generation = self._running.generate(
+                prompt, max_new_tokens=self._plan.output_tokens, timeout_s=_ASK_TIMEOUT_S
+            )
+        return answer_of(generation)
 
     def settle(self) -> None:
-        self._running.flush_cache(timeout_s=120.0)
+        with _as_our_error():
+            self._running.flush_cache(timeout_s=_SETTLE_TIMEOUT_S)
 
     def crash(self) -> None:
         self._running.kill()
@@ -92,7 +106,13 @@ class ServerEngine:
         if self._backend == "file":
             self.store.mkdir(exist_ok=True)
             return common
-        options = {"path": str(self.store), "write_budget_per_day": "unlimited", **self._options}
+        options = {
+            "path": str(self.store),
+            "capacity": max(_CAPACITY_BYTES_MIN, 2 * plan.stored_tokens * kv_bytes_per_token(plan.model)),
+            "floor": 0,
+            "write_budget_per_day": "unlimited",
+            **self._options,
+        }
         return [*common, "--hicache-storage-backend-extra-config", json.dumps(options)]
 
 
@@ -107,6 +127,25 @@ def answer_of(generation: Generation) -> Answer:
         cached_tokens=generation.cached_tokens,
         by_tier={tier: int(details[tier]) for tier in _TIERS if details.get(tier)},
     )
+
+
+def kv_bytes_per_token(model: str) -> int:
+    """Bytes of K and V of one token in all layers, bf16, out of the model's config.json."""
+    config = json.loads((model_directory(model) / "config.json").read_text())
+    heads = config.get("num_key_value_heads", config["num_attention_heads"])
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return int(2 * config["num_hidden_layers"] * heads * head_dim * 2)
+
+
+@contextlib.contextmanager
+def _as_our_error() -> Iterator[None]:
+    """What a server did wrong ends the run with its message, and no traceback of ours."""
+    from sglang_tpusync.testing.server import ServerError
+
+    try:
+        yield
+    except (ServerError, OSError, http.client.HTTPException) as error:
+        raise TpuSyncError(str(error)) from error
 
 
 def model_directory(name: str) -> Path:

@@ -47,6 +47,8 @@ class Session:
         """Without cache; then cold, L3, L2 and L1 of every length and backend; `num_rounds` times, interleaved."""
         for engine in self._engines:
             self._say(f"warming up: {engine.backend}")
+            self._warm_up(engine)
+        for engine in self._cached:
             self._push(engine)
         last = None
         for index, engine in interleaved(self._engines, self._plan.num_rounds):
@@ -67,9 +69,8 @@ class Session:
 
     def run_restarted(self) -> None:
         """Every prompt of every round once more, from servers that were killed and started again."""
-        warm_up = prompt_ids(self._plan.seed, "push", 1, num_tokens=self._plan.push_tokens[1])
         for engine in self._cached:
-            engine.ask(warm_up)
+            self._warm_up(engine)
         for index, engine in interleaved(self._cached, self._plan.num_rounds):
             for length in self._plan.prompt_tokens:
                 self._measure(engine, index, length, "restart")
@@ -100,10 +101,16 @@ class Session:
             self._measure(engine, index, length, "l2")
             self._measure(engine, index, length, "l1")
 
+    def _warm_up(self, engine: Engine) -> None:
+        engine.ask(self._push_prompt(0))
+
     def _push(self, engine: Engine) -> None:
         """Fills the device pool with prompts of no interest: what was there before is then in host DRAM only."""
-        for number, length in enumerate(self._plan.push_tokens):
-            engine.ask(prompt_ids(self._plan.seed, "push", number, num_tokens=length))
+        for number in range(len(self._plan.push_tokens)):
+            engine.ask(self._push_prompt(number))
+
+    def _push_prompt(self, number: int) -> list[int]:
+        return prompt_ids(self._plan.seed, "push", number, num_tokens=self._plan.push_tokens[number])
 
     def _measure(self, engine: Engine, index: int, length: int, source: Source) -> None:
         answer = engine.ask(_prompt(self._plan, index, length))
