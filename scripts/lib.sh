@@ -14,3 +14,9 @@ find_python() {
   done
   die "no Python 3.11 to 3.13 was found; name one in PYTHON"
 }
+
+# Builds go through ccache where it is there, and clones share what they compiled.
+use_ccache() {
+  command -v ccache >/dev/null || return 0
+  export CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
+}

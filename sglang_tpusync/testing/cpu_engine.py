@@ -1,5 +1,7 @@
 """SGLang 0.5.23 with `--device cpu`: the environment and arguments of a server, and the part inside it.
 
+    python -m sglang_tpusync.testing.cpu_engine sglang serve --device cpu ...     # any command, in its environment
+
 `environment` and `launch_arguments` are the one place that says how such a server is started. The plugin calls
 `activate` in every process of a server whose environment has TPUSYNC_CPU_ENGINE=1, and never otherwise.
 """
@@ -91,3 +93,9 @@ def _keep_no_reserve(module: ModuleType) -> None:
     if not hasattr(module, _RESERVE):
         raise ImportError(f"{module.__name__} has no {_RESERVE}: this SGLang is not supported")
     setattr(module, _RESERVE, 0)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit("usage: python -m sglang_tpusync.testing.cpu_engine COMMAND [ARGUMENT]...")
+    os.execvpe(sys.argv[1], sys.argv[1:], environment())
