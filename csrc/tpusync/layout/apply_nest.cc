@@ -19,6 +19,7 @@ constexpr std::uint64_t kLookAheadBytes = 1024;
 struct Shape {
   NestKernel kernel = NestKernel::kElements;
   Loop lanes, rows, block;  // block: the next loop outward
+  Loop groups;              // transpose: goes on where the rows end in dst, elsewhere in src
   std::vector<Loop> outer;
 };
 
@@ -39,7 +40,7 @@ std::vector<Loop> without(const std::vector<Loop>& loops, std::size_t a, std::si
 }
 
 Shape named(NestKernel kernel, const std::vector<Loop>& loops, std::size_t lanes, std::size_t rows) {
-  return {kernel, loops[lanes], rows < loops.size() ? loops[rows] : Loop{}, {}, without(loops, lanes, rows)};
+  return {kernel, loops[lanes], rows < loops.size() ? loops[rows] : Loop{}, {}, {}, without(loops, lanes, rows)};
 }
 
 // Loops and length in bytes. The packed kernels are those for words of 32 bits.
@@ -89,6 +90,13 @@ Shape shape_of(const CopyNest& nest) {
   } else {
     shape = shape_of_small(loops, length);
   }
+  if (shape.kernel == NestKernel::kTranspose) {
+    const auto groups = find_loop(shape.outer, &Loop::dst_stride, shape.rows.count * shape.rows.dst_stride);
+    if (groups) {
+      shape.groups = shape.outer[*groups];
+      shape.outer.erase(shape.outer.begin() + static_cast<std::ptrdiff_t>(*groups));
+    }
+  }
   if (!shape.outer.empty()) {
     shape.block = shape.outer.back();
     shape.outer.pop_back();
@@ -126,6 +134,8 @@ Kernel pick_kernel(NestKernel kernel, std::uint64_t length, const ShuffleKernels
       return two ? k.pick_2x16 : k.pick_4x8;
     case NestKernel::kRepack:
       return two ? k.repack_2x16 : k.repack_4x8;
+    case NestKernel::kTranspose:
+      return length == 4 ? k.transpose_32 : nullptr;
     default:
       return nullptr;
   }
@@ -141,7 +151,10 @@ void apply_shuffle(std::byte* dst, const std::byte* src, const Shape& shape, Ker
             .src_block_stride = shape.block.src_stride,
             .dst_block_stride = shape.block.dst_stride,
             .stores = rows_aligned(dst, shape) ? stores : Stores::kCached,
-            .rows = shape.rows.count,
+            .rows = shape.rows.count * shape.groups.count,
+            .first_row = 0,
+            .rows_per_group = shape.rows.count,
+            .group_stride = shape.groups.src_stride,
             .lane_stride = shape.lanes.dst_stride};
   auto body = [&](std::uint64_t to, std::uint64_t from) {
     s.dst = dst + to;
@@ -204,11 +217,13 @@ void apply_general(std::byte* dst, const std::byte* src, const Shape& shape) {
   };
   std::vector<Loop> outer = shape.outer;
   outer.push_back(shape.block);
+  outer.push_back(shape.groups);
   for_rounds(outer, 0, 0, body);
 }
 
 void apply_odd(std::byte* dst, const std::byte* src, const Shape& shape, std::uint64_t length) {
   Shape runs = shape;
+  runs.outer.push_back(shape.groups);
   if (shape.kernel == NestKernel::kTranspose) runs.outer.push_back(shape.rows);
   apply_runs(dst, src, runs, length, Stores::kCached);
 }

@@ -29,8 +29,17 @@ struct Shuffle {
   std::size_t src_block_stride = 0;
   std::size_t dst_block_stride = 0;
   Stores stores = Stores::kCached;  // kStreaming only where every row of dst is aligned to 64 bytes
-  std::size_t rows = 0;             // transpose only, with row_stride between the rows of src
-  std::size_t lane_stride = 0;      // transpose only, between the lanes of dst
+  // Transpose only: rows [first_row, rows) of src, in groups that are row_stride apart inside and
+  // group_stride from one to the next, and how far the lanes of dst are apart.
+  std::size_t rows = 0;
+  std::size_t first_row = 0;
+  std::size_t rows_per_group = 1;
+  std::size_t group_stride = 0;
+  std::size_t lane_stride = 0;
+
+  std::size_t row_offset(std::size_t row) const {
+    return row / rows_per_group * group_stride + row % rows_per_group * row_stride;
+  }
 };
 
 // One implementation of them all. What it does is the same in each; how fast, is not.

@@ -230,24 +230,27 @@ TPUSYNC_AVX2 inline void transpose_8x8(__m256i (&r)[8]) {
 template <Stores kStores>
 TPUSYNC_AVX2 void transpose_32(const Shuffle& s) {
   constexpr std::size_t kRowBlock = 128;
-  const std::size_t rows = s.rows / 16 * 16, lanes = s.lanes / 8 * 8;
+  const std::size_t rows = s.first_row + (s.rows - s.first_row) / 16 * 16, lanes = s.lanes / 8 * 8;
   for (std::size_t block = 0; block < s.blocks; ++block) {
     const std::byte* src = s.src + block * s.src_block_stride;
     std::byte* dst = s.dst + block * s.dst_block_stride;
-    for (std::size_t row0 = 0; row0 < rows; row0 += kRowBlock) {
-      const std::size_t row_end = row0 + kRowBlock < rows ? row0 + kRowBlock : rows;
+    for (std::size_t row0 = s.first_row; row0 < rows; row0 += kRowBlock) {
+      const std::size_t num_rows = row0 + kRowBlock < rows ? kRowBlock : rows - row0;
+      const std::byte* from[kRowBlock];
+      for (std::size_t i = 0; i < num_rows; ++i) from[i] = src + s.row_offset(row0 + i);
       for (std::size_t lane = 0; lane < lanes; lane += 8) {
-        for (std::size_t row = row0; row < row_end; row += 16) {
+        std::byte* to = dst + lane * s.lane_stride + row0 * 4;
+        for (std::size_t row = 0; row < num_rows; row += 16) {
           __m256i low[8], high[8];
           for (std::size_t i = 0; i < 8; ++i) {
-            low[i] = load(src + (row + i) * s.row_stride + lane * 4);
-            high[i] = load(src + (row + 8 + i) * s.row_stride + lane * 4);
+            low[i] = load(from[row + i] + lane * 4);
+            high[i] = load(from[row + 8 + i] + lane * 4);
           }
           transpose_8x8(low);
           transpose_8x8(high);
           for (std::size_t i = 0; i < 8; ++i) {
-            store<kStores>(dst + (lane + i) * s.lane_stride + row * 4, low[i]);
-            store<kStores>(dst + (lane + i) * s.lane_stride + row * 4 + 32, high[i]);
+            store<kStores>(to + i * s.lane_stride + row * 4, low[i]);
+            store<kStores>(to + i * s.lane_stride + row * 4 + 32, high[i]);
           }
         }
       }
@@ -259,9 +262,7 @@ TPUSYNC_AVX2 void transpose_32(const Shuffle& s) {
   right.lanes -= lanes;
   portable_kernels().transpose_32(right);
   Shuffle below = s;
-  below.src += rows * s.row_stride;
-  below.dst += rows * 4;
-  below.rows -= rows;
+  below.first_row = rows;
   below.lanes = lanes;
   portable_kernels().transpose_32(below);
 }

@@ -80,13 +80,15 @@ void transpose(const Shuffle& s) {
   constexpr std::size_t kBlock = 16;
   for_blocks(s, [&](std::byte* dst, const std::byte* src) {
     for (std::size_t lane0 = 0; lane0 < s.lanes; lane0 += kBlock) {
-      for (std::size_t row0 = 0; row0 < s.rows; row0 += kBlock) {
-        const std::size_t lane_end = std::min(s.lanes, lane0 + kBlock),
-                          row_end = std::min(s.rows, row0 + kBlock);
+      const std::size_t lane_end = std::min(s.lanes, lane0 + kBlock);
+      for (std::size_t row0 = s.first_row; row0 < s.rows; row0 += kBlock) {
+        const std::size_t row_end = std::min(s.rows, row0 + kBlock);
+        std::size_t from[kBlock];
+        for (std::size_t row = row0; row < row_end; ++row) from[row - row0] = s.row_offset(row);
         for (std::size_t lane = lane0; lane < lane_end; ++lane) {
           for (std::size_t row = row0; row < row_end; ++row) {
             store(dst + lane * s.lane_stride + row * 4,
-                  load<std::uint32_t>(src + row * s.row_stride + lane * 4));
+                  load<std::uint32_t>(src + from[row - row0] + lane * 4));
           }
         }
       }

@@ -84,36 +84,41 @@ TEST(Shuffle, EveryImplementationMovesTheSameBytesAndNoOthers) {
   }
 }
 
+// `gap` bytes between rows, groups and lanes; multiples of 64 allow streaming.
+void check_transpose(const ShuffleKernels& kernels, std::size_t lanes, std::size_t rows, std::size_t group,
+                     std::size_t gap) {
+  Shuffle s{
+      .lanes = lanes, .row_stride = lanes * 4 + gap, .blocks = 2, .rows = rows, .rows_per_group = group};
+  s.group_stride = group * s.row_stride + gap;
+  s.lane_stride = (rows * 4 + 63) / 64 * 64 + gap;
+  s.src_block_stride = (rows / group + 1) * s.group_stride;
+  s.dst_block_stride = lanes * s.lane_stride;
+  s.stores = gap % 64 == 0 ? Stores::kStreaming : Stores::kCached;
+  std::mt19937 random(lanes + rows);
+  std::vector<std::byte> src(2 * s.src_block_stride), memory(2 * s.dst_block_stride + 64, std::byte{9});
+  for (auto& byte : src) byte = std::byte(random());
+  const std::size_t head = -reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
+  auto expected = memory;
+  for (std::size_t i = 0; i < 2 * rows * lanes * 4; ++i) {
+    const std::size_t byte = i % 4, lane = i / 4 % lanes, row = i / 4 / lanes % rows,
+                      block = i / 4 / lanes / rows;
+    expected[head + block * s.dst_block_stride + lane * s.lane_stride + row * 4 + byte] =
+        src[block * s.src_block_stride + row / group * s.group_stride + row % group * s.row_stride +
+            lane * 4 + byte];
+  }
+  s.dst = memory.data() + head;
+  s.src = src.data();
+  kernels.transpose_32(s);
+  streaming_fence();
+  EXPECT_EQ(memory, expected) << kernels.name << " " << lanes << " " << rows << " " << group << " " << gap;
+}
+
 TEST(Shuffle, EveryImplementationTransposesWords) {
-  std::mt19937 random(7);
   for (const ShuffleKernels* kernels : shuffle_kernels()) {
     for (const std::size_t lanes : {1, 7, 8, 17, 128}) {
-      for (const std::size_t rows : {1, 4, 15, 16, 33, 64}) {
-        for (const std::size_t gap : {0, 64, 3}) {
-          const std::size_t row_stride = lanes * 4 + gap, lane_stride = (rows * 4 + 63) / 64 * 64 + gap;
-          std::vector<std::byte> src(2 * rows * row_stride),
-              memory(2 * lanes * lane_stride + 64, std::byte{9});
-          for (auto& byte : src) byte = std::byte(random());
-          const std::size_t head = -reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
-          auto expected = memory;
-          for (std::size_t i = 0; i < 2 * rows * lanes * 4; ++i) {
-            const std::size_t byte = i % 4, lane = i / 4 % lanes, row = i / 4 / lanes % rows,
-                              block = i / 4 / lanes / rows;
-            expected[head + (block * lanes + lane) * lane_stride + row * 4 + byte] =
-                src[(block * rows + row) * row_stride + lane * 4 + byte];
-          }
-          kernels->transpose_32({.dst = memory.data() + head,
-                                 .src = src.data(),
-                                 .lanes = lanes,
-                                 .row_stride = row_stride,
-                                 .blocks = 2,
-                                 .src_block_stride = rows * row_stride,
-                                 .dst_block_stride = lanes * lane_stride,
-                                 .stores = gap == 3 ? Stores::kCached : Stores::kStreaming,
-                                 .rows = rows,
-                                 .lane_stride = lane_stride});
-          streaming_fence();
-          ASSERT_EQ(memory, expected) << kernels->name << " " << lanes << " " << rows << " " << gap;
+      for (const std::size_t rows : {1, 4, 15, 16, 33, 64, 300}) {
+        for (const std::size_t group : {1, 3, 4, 1000}) {
+          for (const std::size_t gap : {0, 64, 3}) check_transpose(*kernels, lanes, rows, group, gap);
         }
       }
     }

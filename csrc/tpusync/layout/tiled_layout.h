@@ -42,7 +42,7 @@ class TiledLayout {
  public:
   static constexpr std::size_t kRankMax = 8;
   static constexpr std::size_t kTileLevelsMax = 3;
-  static constexpr std::int64_t kTileElementsMax = std::int64_t{1} << 20;
+  static constexpr std::int64_t kTileElementsMax = std::int64_t{1} << 16;
   static constexpr std::uint64_t kPaddedBitsMax = std::uint64_t{1} << 60;
 
   static base::Result<TiledLayout> parse(std::string_view text, DType dtype,
