@@ -40,7 +40,8 @@ std::vector<Loop> without(const std::vector<Loop>& loops, std::size_t a, std::si
 }
 
 Shape named(NestKernel kernel, const std::vector<Loop>& loops, std::size_t lanes, std::size_t rows) {
-  return {kernel, loops[lanes], rows < loops.size() ? loops[rows] : Loop{}, {}, {}, without(loops, lanes, rows)};
+  return {kernel, loops[lanes], rows < loops.size() ? loops[rows] : Loop{},
+          {},     {},           without(loops, lanes, rows)};
 }
 
 // Loops and length in bytes. The packed kernels are those for words of 32 bits.
