@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,30 @@ def test_an_error_of_ours_is_one_line_and_exit_code_2() -> None:
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "--prompt-tokens 5: allowed are" in done.stderr
+
+
+def test_sigterm_cleans_up() -> None:
+    probe = """
+import contextlib, os, signal, time
+from sglang_tpusync.cli import main
+
+@contextlib.contextmanager
+def scratch():
+    try:
+        yield
+    finally:
+        print("cleaned")
+
+def command():
+    with scratch():
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+main.app = command
+main.main()
+"""
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=False, timeout=50)
+    assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "cleaned\n"), done.stderr
 
 
 def test_a_package_that_the_end_needs_is_asked_for_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
+import signal
 import sys
 from typing import Annotated
 
@@ -13,6 +12,7 @@ from sglang_tpusync import __version__
 from sglang_tpusync.cli.bench import app as bench_app
 from sglang_tpusync.cli.demo import demo
 from sglang_tpusync.cli.doctor import doctor
+from sglang_tpusync.cli.layout import app as layout_app
 from sglang_tpusync.errors import TpuSyncError
 
 __all__ = ["app", "main"]
@@ -27,8 +27,7 @@ app = typer.Typer(
 app.command("doctor")(doctor)
 app.command("demo")(demo)
 app.add_typer(bench_app, name="bench")
-if importlib.util.find_spec("sglang_tpusync.cli.layout") is not None:
-    app.add_typer(importlib.import_module("sglang_tpusync.cli.layout").app, name="layout")
+app.add_typer(layout_app, name="layout")
 
 
 def _print_version(wanted: bool) -> None:
@@ -47,7 +46,10 @@ def _root(
 
 
 def main() -> None:
-    """The console script. An error of ours becomes one line on stderr and exit code 2."""
+    """The console script. An error of ours becomes one line on stderr and exit code 2; SIGTERM ends it as Ctrl-C
+    does, with servers stopped and scratch directories removed.
+    """
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         app()
     except TpuSyncError as error:
