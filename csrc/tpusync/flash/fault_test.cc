@@ -125,6 +125,18 @@ TEST_F(Fault, FullDiskRefusesWritesAndKeepsWhatIsThere) {
   EXPECT_TRUE(store_->consistent());
 }
 
+TEST_F(Fault, ABadBlockCostsItsPageAndNotThoseReadWithIt) {
+  open();
+  EXPECT_EQ(count(calls().put(range(0, 40)), Code::kOk), 40u);
+  disk_.set_faults({.path_suffix = ".slots", .bad_blocks = {3, 21}});
+  const std::vector<Code> outcomes = calls().get(range(0, 40));
+  EXPECT_EQ(count(outcomes, Code::kOk), 38u);
+  EXPECT_EQ(count(outcomes, Code::kIo), 2u);
+  EXPECT_GT(disk_.num_faults(), 2u);  // whole stretches failed first
+  EXPECT_EQ(store_->keys().size(), 38u);
+  EXPECT_TRUE(store_->consistent());
+}
+
 TEST_F(Fault, ReadOnlyRemountRefusesWritesAndReadsGoOn) {
   open();
   calls().put(range(0, 20));
@@ -132,7 +144,8 @@ TEST_F(Fault, ReadOnlyRemountRefusesWritesAndReadsGoOn) {
   EXPECT_EQ(count(calls().put(range(20, 60)), Code::kOk), 0u);
   EXPECT_GT(calls().stat("io_errors"), 0u);
   EXPECT_EQ(calls().stat("breaker_open"), 1u);
-  EXPECT_GT(calls().stat("refused_breaker"), 0u);
+  EXPECT_EQ(count(calls().put(range(60, 70)), Code::kOk), 0u);
+  EXPECT_EQ(calls().stat("refused_breaker"), 10u);
   const std::size_t num_left = store_->keys().size();
   EXPECT_EQ(count(calls().get(range(0, 20)), Code::kOk), num_left);
   disk_.set_read_only(false);

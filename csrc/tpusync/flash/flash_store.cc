@@ -128,6 +128,7 @@ std::shared_ptr<PageRequest> FlashStore::make_request(const PageBatch& batch) co
   request->prefix.assign(batch.prefix.begin(), batch.prefix.end());
   request->addresses.assign(batch.addresses.begin(), batch.addresses.end());
   request->lengths.assign(batch.lengths.begin(), batch.lengths.end());
+  request->page_bytes = options_.page_bytes;
   request->deadline = batch.deadline;
   request->outcomes = std::make_shared<std::vector<Code>>(batch.keys.size(), Code::kCancelled);
   return request;

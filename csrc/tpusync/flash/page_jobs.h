@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "tpusync/base/bytes.h"
 #include "tpusync/base/clock.h"
 #include "tpusync/exec/ticket.h"
 #include "tpusync/flash/breaker.h"
@@ -38,6 +39,7 @@ struct PageRequest {
   std::vector<index::PageKey> prefix;
   std::vector<std::uint64_t> addresses;  // [keys][lengths]
   std::vector<std::uint64_t> lengths;
+  std::uint64_t page_bytes = 0;  // their sum
   exec::Deadline deadline;
   std::uint64_t clear_count = 0;
   exec::TicketSource source{1};
@@ -50,8 +52,20 @@ struct PageRequest {
   }
 };
 
-// Why page work must not start; kOk if it may.
-base::Code check_start(const Workshop& shop, const PageRequest& request);
+// Why the next pages must not be started, counted for each of them; kOk if they may.
+base::Code check_start(const Workshop& shop, const PageRequest& request, std::size_t num_pages);
+
+// Pages of a part, by position, whose slots lie side by side: moved by one transfer.
+struct Stretch {
+  std::size_t begin = 0;
+  std::size_t end = 0;
+  std::size_t size() const { return end - begin; }
+};
+// From this size on a transfer costs what its bytes cost. Larger pages are a stretch each.
+inline constexpr std::uint64_t kStretchBytesMax = 256 * base::kKiB;
+// `slots` in the order of the pages. Pages that do not fill their slots are a stretch each, too.
+std::vector<Stretch> stretches_of(std::span<const index::SlotId> slots, std::uint64_t page_bytes,
+                                  std::uint64_t slot_bytes);
 
 // Each sets the outcome of every page it is given. The others answer kBusy for pages that found no place to
 // wait.

@@ -130,8 +130,13 @@ Result<std::uint64_t> Region::recover(const std::function<void(SlotId, const Slo
   return num_damaged;
 }
 
-Status Region::write_record(SlotId slot, const SlotRecord& record) {
-  return os::write_bytes(*table_, encode_record(record, seed_, slot), record_offset(index::to_number(slot)));
+Status Region::write_records(SlotId first, std::span<const SlotRecord> records) {
+  std::vector<std::byte> bytes(records.size() * kRecordBytes);
+  for (std::size_t i = 0; i < records.size(); ++i) {
+    const SlotId slot{index::to_number(first) + static_cast<std::uint32_t>(i)};
+    std::ranges::copy(encode_record(records[i], seed_, slot), bytes.begin() + i * kRecordBytes);
+  }
+  return os::write_bytes(*table_, bytes, record_offset(index::to_number(first)));
 }
 
 Status Region::clear_records(SlotId first, std::uint32_t num_records) {

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "tpusync/base/error.h"
@@ -41,7 +42,8 @@ class Region {
   // Reads the header, too, and repairs it from what the caller knows if it is damaged.
   base::Result<std::uint64_t> recover(const std::function<void(index::SlotId, const SlotRecord&)>& found);
 
-  base::Status write_record(index::SlotId slot, const SlotRecord& record);
+  // Of slots that lie side by side.
+  base::Status write_records(index::SlotId first, std::span<const SlotRecord> records);
   base::Status clear_records(index::SlotId first, std::uint32_t num_records);
   base::Status resize(std::uint32_t num_slots);  // either way; new slots are free
   // Payloads first: a record that is on the medium then describes bytes that are, too.

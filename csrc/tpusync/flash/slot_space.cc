@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <iterator>
 
 #include "tpusync/base/log.h"
 
@@ -20,6 +21,16 @@ using index::to_number;
 namespace {
 // After a refusal: counting the directory for every page would only cost system calls.
 constexpr std::chrono::milliseconds kGrowthRetry{1000};
+
+// Sorted slots as ranges [begin, end) that lie side by side.
+template <typename Visit>
+void for_each_range(std::span<const SlotId> slots, Visit visit) {
+  for (std::size_t begin = 0, end = 0; begin < slots.size(); begin = end) {
+    while (end < slots.size() && to_number(slots[end]) - to_number(slots[begin]) == end - begin) ++end;
+    visit(slots.subspan(begin, end - begin));
+  }
+}
+
 }  // namespace
 
 SlotSpace::SlotSpace(Node& node, std::unique_ptr<Region> region, const base::Clock& clock, Counters& counters,
@@ -168,38 +179,51 @@ SlotId SlotSpace::take_free_or_victim() {
   return id;
 }
 
-Status SlotSpace::clear_record_of(SlotId id) {
-  TPUSYNC_TRY(region_->clear_records(id, 1));
+Status SlotSpace::clear_records_of(std::span<const SlotId> adjacent) {
+  TPUSYNC_TRY(region_->clear_records(adjacent.front(), static_cast<std::uint32_t>(adjacent.size())));
   std::lock_guard lock(mutex_);
-  slots_[id].has_record = false;
+  for (const SlotId id : adjacent) slots_[id].has_record = false;
   return {};
 }
 
-Result<SlotId> SlotSpace::acquire() {
-  SlotId id = kNoSlot;
-  bool has_record = false;
-  Status grown;
-  {
-    std::unique_lock lock(mutex_);
+std::vector<SlotId> SlotSpace::take_slots(std::size_t num_wanted, Code& why_not_more) {
+  std::vector<SlotId> slots;
+  std::unique_lock lock(mutex_);
+  while (slots.size() < num_wanted) {
     if (free_.empty() && clock_.now() >= next_growth_) {
       lock.unlock();
-      grown = grow();
+      const Status grown = grow();
       lock.lock();
+      why_not_more = grown ? Code::kOk : grown.error().code;
     }
-    id = take_free_or_victim();
-    if (id != kNoSlot) has_record = slots_[id].has_record;
+    const SlotId id = take_free_or_victim();
+    if (id == kNoSlot) break;
+    slots.push_back(id);
   }
-  if (id == kNoSlot) {
-    return base::fail(Code::kExhausted,
-                      grown ? "every slot is being read or written" : grown.error().message);
+  if (why_not_more == Code::kOk || slots.size() == num_wanted) why_not_more = Code::kExhausted;
+  return slots;
+}
+
+SlotSpace::Acquired SlotSpace::acquire(std::size_t num_wanted) {
+  Acquired acquired;
+  std::vector<SlotId> taken = take_slots(num_wanted, acquired.rest);
+  std::sort(taken.begin(), taken.end());
+  std::vector<SlotId> described;
+  {
+    std::lock_guard lock(mutex_);
+    std::copy_if(taken.begin(), taken.end(), std::back_inserter(described),
+                 [this](SlotId id) { return slots_[id].has_record; });
   }
-  if (has_record) {
-    if (Status cleared = clear_record_of(id); !cleared) {
-      release(id);
-      return tl::unexpected(std::move(cleared).error());
-    }
-  }
-  return id;
+  std::vector<SlotId> unusable;
+  for_each_range(described, [&](std::span<const SlotId> range) {
+    if (clear_records_of(range)) return;
+    acquired.rest = Code::kIo;
+    unusable.insert(unusable.end(), range.begin(), range.end());
+  });
+  for (const SlotId id : unusable) release(id);
+  std::set_difference(taken.begin(), taken.end(), unusable.begin(), unusable.end(),
+                      std::back_inserter(acquired.slots));
+  return acquired;
 }
 
 Status SlotSpace::grow() {
@@ -254,25 +278,30 @@ Code SlotSpace::insert_locked(SlotId id, const SlotRecord& record, std::uint64_t
   return Code::kOk;
 }
 
-Status SlotSpace::publish(SlotId id, const SlotRecord& record, std::uint64_t clear_count) {
+std::vector<Code> SlotSpace::publish(SlotId first, std::span<const SlotRecord> records,
+                                     std::uint64_t clear_count) {
+  const auto slot_at = [&](std::size_t i) {
+    return SlotId{to_number(first) + static_cast<std::uint32_t>(i)};
+  };
   {
     std::lock_guard lock(mutex_);
-    slots_[id].has_record = true;
+    for (std::size_t i = 0; i < records.size(); ++i) slots_[slot_at(i)].has_record = true;
   }
-  const Status written = region_->write_record(id, record);
-  Code code = Code::kIo;
-  if (written) {
+  const Status written = region_->write_records(first, records);
+  std::vector<Code> codes(records.size(), written ? Code::kOk : written.error().code);
+  std::vector<SlotId> unused;
+  {
     std::lock_guard lock(mutex_);
-    code = insert_locked(id, record, clear_count);
-    if (code == Code::kOk) return {};
+    for (std::size_t i = 0; i < records.size(); ++i) {
+      if (written) codes[i] = insert_locked(slot_at(i), records[i], clear_count);
+      if (codes[i] != Code::kOk) unused.push_back(slot_at(i));
+      if (codes[i] == Code::kBusy) codes[i] = Code::kOk;  // just as good
+    }
   }
   // What may have been written must not be found again. If that fails, acquire() will try once more.
-  (void)clear_record_of(id);
-  release(id);
-  if (!written) return written;
-  if (code == Code::kBusy) return {};  // just as good
-  return base::fail(code,
-                    code == Code::kCancelled ? "the store was cleared" : "the slot is being given back");
+  for_each_range(unused, [this](std::span<const SlotId> range) { (void)clear_records_of(range); });
+  for (const SlotId id : unused) release(id);
+  return codes;
 }
 
 // ---------------------------------------------------------------- dropping entries
@@ -284,22 +313,19 @@ void SlotSpace::drop(SlotId id, std::uint64_t generation) {
     if (slot.state != State::kPresent || slot.generation != generation) return;
     leave_locked(id);
   }
-  (void)clear_record_of(id);
+  (void)clear_records_of(std::span(&id, 1));
 }
 
 // Slots that nobody can find any more. Their pins go first to last; then they are free.
 std::size_t SlotSpace::clear_and_free(std::vector<SlotId> slots) {
   std::sort(slots.begin(), slots.end());
-  for (std::size_t begin = 0, end = 0; begin < slots.size(); begin = end) {
-    while (end < slots.size() && to_number(slots[end]) - to_number(slots[begin]) == end - begin) ++end;
-    const bool cleared =
-        region_->clear_records(slots[begin], static_cast<std::uint32_t>(end - begin)).has_value();
+  for_each_range(slots, [this](std::span<const SlotId> range) {
+    (void)clear_records_of(range);
     std::lock_guard lock(mutex_);
-    for (std::size_t i = begin; i < end; ++i) {
-      if (cleared) slots_[slots[i]].has_record = false;
-      if (--slots_[slots[i]].num_pins == 0) free_locked(slots[i]);
+    for (const SlotId id : range) {
+      if (--slots_[id].num_pins == 0) free_locked(id);
     }
-  }
+  });
   return slots.size();
 }
 

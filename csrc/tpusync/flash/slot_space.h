@@ -52,16 +52,24 @@ class SlotSpace {
   void touch(std::span<const index::PageKey> keys, std::span<const index::PageKey> prefix);
   std::vector<index::PageKey> keys();
 
-  // ---- writing a page
-  // kExhausted: no slot can be had; kIo: a record could not be cleared.
-  base::Result<index::SlotId> acquire();
+  // ---- writing pages
+  // At most as many slots as asked for, sorted; why there are no more: kExhausted, no slot can be had; kIo, a
+  // record could not be cleared.
+  struct Acquired {
+    std::vector<index::SlotId> slots;
+    base::Code rest = base::Code::kOk;
+  };
+  Acquired acquire(std::size_t num_wanted);
   void release(index::SlotId slot);
   // A number higher than that of every page written so far.
   std::uint64_t next_generation();
   // Changes with clear(): what was written for an earlier one must not be published.
   std::uint64_t clear_count();
-  // Writes the record, then makes the entry visible. On an error the slot is free again.
-  base::Status publish(index::SlotId slot, const SlotRecord& record, std::uint64_t clear_count);
+  // Writes the records of slots that lie side by side, then makes their entries visible. One code per record:
+  // kOk, visible, or stored by somebody else meanwhile; kCancelled, cleared meanwhile; kExhausted, the slot
+  // is being given back; or why the records could not be written. A slot without an entry is free again.
+  std::vector<base::Code> publish(index::SlotId first, std::span<const SlotRecord> records,
+                                  std::uint64_t clear_count);
 
   // ---- dropping entries
   void drop(index::SlotId slot, std::uint64_t generation);  // pinned by the caller
@@ -92,11 +100,12 @@ class SlotSpace {
   };
   static_assert(sizeof(Slot) == 24);
 
+  std::vector<index::SlotId> take_slots(std::size_t num_wanted, base::Code& why_not_more);
   void grow_arrays(std::uint32_t num_slots);
   index::SlotId take_free_or_victim();
   base::Status grow();
   base::Code insert_locked(index::SlotId slot, const SlotRecord& record, std::uint64_t clear_count);
-  base::Status clear_record_of(index::SlotId slot);
+  base::Status clear_records_of(std::span<const index::SlotId> adjacent);
   void free_locked(index::SlotId slot);
   void leave_locked(index::SlotId slot);
   std::size_t clear_and_free(std::vector<index::SlotId> slots);

@@ -67,8 +67,9 @@ class SimDisk::OpenFile final : public os::File {
     std::unique_lock lock(disk_.mutex_);
     TPUSYNC_TRY(check_alignment(pieces, offset));
     const Fault fault = disk_.draw_fault(path_, false);
+    const bool bad = disk_.touches_bad_block(path_, pieces, offset);
     pause(lock);
-    if (fault == Fault::kError) return base::fail_errno(fmt::format("read {}", path_), EIO);
+    if (bad || fault == Fault::kError) return base::fail_errno(fmt::format("read {}", path_), EIO);
     std::size_t num_read = 0;
     for (const iovec& piece : pieces) {
       const std::uint64_t begin = std::min<std::uint64_t>(offset + num_read, node_->bytes.size());
@@ -288,6 +289,18 @@ SimDisk::Fault SimDisk::draw_fault(const std::string& path, bool is_write) {
   }
   num_faults_ += fault != Fault::kNone;
   return fault;
+}
+
+bool SimDisk::touches_bad_block(const std::string& path, std::span<const iovec> pieces,
+                                std::uint64_t offset) {
+  if (faults_.bad_blocks.empty() || !ends_with(path, faults_.path_suffix)) return false;
+  std::uint64_t end = offset;
+  for (const iovec& piece : pieces) end += piece.iov_len;
+  const bool bad = std::any_of(
+      faults_.bad_blocks.begin(), faults_.bad_blocks.end(),
+      [&](std::uint64_t block) { return block * kBlockBytes < end && offset < (block + 1) * kBlockBytes; });
+  num_faults_ += bad;
+  return bad;
 }
 
 Result<std::unique_ptr<os::File>> SimDisk::open(const std::string& path, os::OpenMode mode) {

@@ -24,6 +24,7 @@ struct SimFaults {
   std::uint64_t torn_write_1_in = 0;         // a prefix is written, success is reported
   std::uint64_t misdirected_write_1_in = 0;  // goes to another 4 KiB place of the file, success is reported
   std::uint64_t bit_rot_1_in = 0;            // a bit of what a read touches flips for good
+  std::vector<std::uint64_t> bad_blocks = {};  // numbers of 4 KiB blocks whose reads fail
   std::chrono::microseconds latency{0};
 };
 
@@ -70,6 +71,7 @@ class SimDisk final : public os::FileSystem {
   std::uint64_t used_bytes() const;
   std::uint64_t available_bytes() const;
   Fault draw_fault(const std::string& path, bool is_write);
+  bool touches_bad_block(const std::string& path, std::span<const iovec> pieces, std::uint64_t offset);
 
   const Options options_;
   mutable std::mutex mutex_;
