@@ -20,3 +20,10 @@ use_ccache() {
   command -v ccache >/dev/null || return 0
   export CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
 }
+
+# Creates and prints the directory of this user for what clones share under the name $1, or else one of this clone.
+user_cache() {
+  local cache=${XDG_CACHE_HOME:-$HOME/.cache}/sglang-tpusync/$1
+  mkdir -p "$cache" 2>/dev/null && [ -w "$cache" ] || { cache=$PWD/.cache/$1; mkdir -p "$cache"; }
+  printf '%s\n' "$cache"
+}

@@ -1,7 +1,8 @@
 """Asks libtpu for default layouts through the public PJRT C API. Runs as a process of its own: libtpu may abort.
 
 Standard input: ``{"topology": "v6e:2x2", "requests": [["BF16", [4096, 64, 8, 128]], ...]}``; the last line of
-standard output: the layouts' texts as a JSON list. Needs the `libtpu` package and nothing else; no TPU.
+standard output: the layouts' texts as a JSON list. Needs the `libtpu` package, or in TPU_LIBRARY_PATH the path of a
+libtpu.so, and nothing else; no TPU.
 """
 
 from __future__ import annotations
@@ -146,6 +147,10 @@ def _pointer(address: int) -> int:
 
 
 def library_path() -> Path:
+    """TPU_LIBRARY_PATH, as in jax and torch_tpu, else the file of the installed package."""
+    named = os.environ.get("TPU_LIBRARY_PATH")
+    if named:
+        return Path(named)
     spec = importlib.util.find_spec("libtpu")
     if spec is None or not spec.submodule_search_locations:
         raise RuntimeError("libtpu is not installed")

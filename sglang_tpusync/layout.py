@@ -324,8 +324,8 @@ def plan(src: ShardSpec, dst: ShardSpec) -> Plan:
 def default(dtype: str, dims: Sequence[int], topology: str = "v6e:2x2") -> TiledLayout:
     """The layout that XLA:TPU gives an array in HBM unless told otherwise, asked from an installed libtpu.
 
-    Runs libtpu in a process of its own, because it aborts on some inputs. Raises UnsupportedError when libtpu is not
-    installed or gives no answer; never guesses.
+    Runs libtpu in a process of its own, because it aborts on some inputs; TPU_LIBRARY_PATH names one that is not
+    installed as a package. Raises UnsupportedError when there is none or it gives no answer; never guesses.
     """
     return defaults([(dtype, tuple(dims))], topology)[0]
 

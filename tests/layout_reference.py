@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-__all__ = ["Reference"]
+__all__ = ["Reference", "element_codes"]
 
 
 class Reference:
@@ -65,3 +65,16 @@ class Reference:
         for bit in bits:
             counts[bit // 8] = counts.get(bit // 8, 0) + 1
         return None if any(count != 8 for count in counts.values()) else sorted(counts)
+
+
+def element_codes(bits: int, dims: Sequence[int]) -> np.ndarray:
+    """Codes of `bits` (up to 32) by a closed formula: what golden images hold. The C++ tests have it too."""
+    i = np.arange(int(np.prod(dims)), dtype=np.uint64)
+    mixed = (i * np.uint64(2654435761) + np.uint64(12345)) & np.uint64(0xFFFFFFFF)
+    if bits == 32:
+        codes = mixed.astype(np.uint32)
+    elif bits == 16:
+        codes = ((i * np.uint64(40503) + np.uint64(77)) & np.uint64(0xFFFF)).astype(np.uint16)
+    else:
+        codes = ((mixed >> np.uint64(13)) & np.uint64((1 << bits) - 1)).astype(np.uint8)
+    return codes.reshape(dims)

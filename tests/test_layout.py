@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layout_reference import Reference
+from layout_reference import Reference, element_codes
 
 from sglang_tpusync import _core
 from sglang_tpusync.errors import ConfigError, UnsupportedError
@@ -160,20 +160,6 @@ def test_every_golden_layout() -> None:
         assert (layout.text, layout.padded_bytes, layout.page_bytes) == (text, padded_bytes, page_bytes), (dtype, dims)
 
 
-def pattern(dtype: str, dims: tuple[int, ...]) -> np.ndarray:
-    """The closed formula of the elements of golden images; see scripts/golden."""
-    bits = DTYPES[dtype]
-    i = np.arange(int(np.prod(dims)), dtype=np.uint64)
-    mixed = (i * np.uint64(2654435761) + np.uint64(12345)) & np.uint64(0xFFFFFFFF)
-    if bits == 32:
-        codes = mixed.astype(np.uint32)
-    elif bits == 16:
-        codes = ((i * np.uint64(40503) + np.uint64(77)) & np.uint64(0xFFFF)).astype(np.uint16)
-    else:
-        codes = ((mixed >> np.uint64(13)) & np.uint64((1 << bits) - 1)).astype(np.uint8)
-    return codes.reshape(dims)
-
-
 def golden_images() -> list[list[str]]:
     lines = (GOLDEN / "images.txt").read_text().splitlines()
     return [line.split() for line in lines if not line.startswith("#")]
@@ -184,7 +170,7 @@ def test_every_golden_image() -> None:
     assert len(images) > 100
     for dtype, text, dims, digest in images:
         layout = TiledLayout.parse(text, dtype, [int(dim) for dim in dims.split(",")])
-        tiled = layout.tile(pattern(dtype, layout.dims))
+        tiled = layout.tile(element_codes(DTYPES[dtype], layout.dims))
         assert hashlib.sha256(tiled.tobytes()).hexdigest() == digest, (dtype, text, dims)
 
 
