@@ -130,7 +130,7 @@ class TiledLayout:
         """Codes of shape `dims` as the uint8[padded_bytes] that a device holds; padding elements become `fill`.
 
         `out`, if given, is written and returned. Raises TypeError for arrays of another dtype or that are not
-        contiguous, ConfigError for a wrong shape or a fill that is no code.
+        contiguous or misaligned, ConfigError for a wrong shape or a fill that is no code.
         """
         self._check_codes(codes, "codes")
         if fill < 0 or fill >= 1 << 64:
@@ -190,8 +190,8 @@ class TiledLayout:
             raise TypeError(f"{name} of {self.dtype} must be a numpy array of {self.code_dtype}, not {got}")
         if codes.shape != self.dims:
             raise ConfigError(f"{name} of shape {codes.shape}, must be {self.dims}")
-        if not codes.flags.c_contiguous:
-            raise TypeError(f"{name} must be C-contiguous")
+        if not codes.flags.c_contiguous or not codes.flags.aligned:
+            raise TypeError(f"{name} must be C-contiguous and aligned to its elements")
 
     def _check_buffer(self, buffer: NDArray[np.uint8], name: str) -> None:
         if not isinstance(buffer, np.ndarray) or buffer.dtype != np.uint8 or buffer.ndim != 1:

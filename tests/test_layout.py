@@ -265,6 +265,8 @@ def test_wrong_arrays_are_refused() -> None:
         (TypeError, codes.astype(np.float16)),
         (TypeError, np.zeros((128, 8), dtype=np.uint16).T),
         (TypeError, codes.tolist()),
+        (TypeError, codes.astype(">u2")),
+        (TypeError, np.zeros(2049, dtype=np.uint8)[1:].view(np.uint16).reshape(8, 128)),
         (ConfigError, codes[:4]),
     ]
     for error, value in wrong:

@@ -37,7 +37,12 @@ def test_show_knows_scalars_and_empty_arrays() -> None:
 
 def test_diff_says_what_a_conversion_takes() -> None:
     tiled = "{3,2,1,0:T(8,128)(2,1)}"
-    assert "conversion: split 8388608 bytes" in invoke("diff", tiled, "linear", "BF16", "64,64,8,128")
+    text = invoke("diff", tiled, "linear", "BF16", "64,64,8,128")
+    assert "conversion: split 8388608 bytes" in text
+    assert "measured here on one thread" in text
+    assert "[8, 128] then [2, 1]\n                     none" in text
+    assert "the same           major to minor, element, bytes" in text
+    assert "not measured above 64 MiB" in invoke("diff", tiled, "linear", "BF16", "4096,64,8,128")
     assert "nothing to convert" in invoke("diff", tiled, "{3,2,1,0:T(2,128)(2,1)}", "BF16", "64,64,8,128")
     assert "through codes" in invoke("diff", "{1,0:E(4)}", "linear", "S4", "8,8")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import zlib
 from typing import Any
 
@@ -47,6 +48,9 @@ def check(src: ShardSpec, dst: ShardSpec, codes: np.ndarray) -> Plan:
     """Applies the plan with every implementation and several threads, and after a round trip through bytes."""
     steps = plan(src, dst)
     assert Plan.decode(steps.encode()) == steps
+    # As many bits are moved as the destinations have elements: that all are right below means each once.
+    live_bits = sum(math.prod(shard.extent) * shard.layout.element_bits for shard in dst.shards)
+    assert steps.moved_bytes == -(-live_bits // 8)
     sources = [shard_bytes(shard, codes) for shard in src.shards]
     expected = [shard_bytes(shard, codes) for shard in dst.shards]
     for kernels in _core.layout.KERNELS:

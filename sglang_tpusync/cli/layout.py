@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,14 +11,15 @@ import typer
 from sglang_tpusync.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sglang_tpusync.layout import TiledLayout
+    from sglang_tpusync.layout import Plan, TiledLayout
 
 __all__ = ["app"]
 
 app = typer.Typer(help="Explain TPU memory layouts.", no_args_is_help=True)
 
 _MAP_ROWS, _MAP_LANES = 8, 8
-_RUNS_SHOWN = 4
+_MEASURED_BYTES_MAX = 64 << 20
+_ROUNDS = 5
 
 LayoutText = Annotated[
     str, typer.Argument(help="As XLA prints it: '{1,0:T(8,128)(2,1)}'; 'linear'; or 'default' to ask libtpu.")
@@ -30,17 +33,10 @@ Topology = Annotated[str, typer.Option(help="For 'default'.")]
 def show(text: LayoutText, dtype: Dtype, dims: DimsText, topology: Topology = "v6e:2x2") -> None:
     """Geometry, padding, pages and a map of the first tile."""
     layout = _layout(text, dtype, dims, topology)
-    elements = _product(layout.dims)
-    live_bits = elements * layout.element_bits
-    padding = layout.padded_bytes - live_bits / 8
-    order = " ".join(f"{dim}:{layout.dims[dim]}" for dim in reversed(layout.minor_to_major))
     typer.echo(f"{layout.dtype} {list(layout.dims)} {layout.text}")
-    typer.echo(f"  major to minor     {order or 'a scalar'}")
-    typer.echo(f"  tiles              {' then '.join(str(list(tile)) for tile in layout.tiles) or 'none'}")
-    typer.echo(f"  element            {layout.element_bits} bits")
-    typer.echo(f"  bytes              {layout.padded_bytes:,}, of them padding {padding:,.0f}{_share(layout, padding)}")
-    typer.echo(f"  page (dimension 0) {_page(layout)}")
-    if elements and len(layout.dims) >= 1:
+    for name, value in _facts(layout).items():
+        typer.echo(f"  {name:18} {value}")
+    if _product(layout.dims) and layout.dims:
         _draw_map(layout)
 
 
@@ -48,14 +44,28 @@ def show(text: LayoutText, dtype: Dtype, dims: DimsText, topology: Topology = "v
 def diff(left: LayoutText, right: LayoutText, dtype: Dtype, dims: DimsText, topology: Topology = "v6e:2x2") -> None:
     """How two layouts of one array differ, and what it takes to get from one to the other."""
     a, b = _layout(left, dtype, dims, topology), _layout(right, dtype, dims, topology)
-    rows = [
-        ("layout", a.text, b.text),
-        ("bytes", f"{a.padded_bytes:,}", f"{b.padded_bytes:,}"),
-        ("page", _page(a), _page(b)),
-    ]
-    for name, one, other in rows:
-        typer.echo(f"{name:8} {one}\n{'':8} {other}")
+    typer.echo(f"{a.dtype} {list(a.dims)}\n  from {a.text}\n  to   {b.text}")
+    same = []
+    for (name, one), other in zip(_facts(a).items(), _facts(b).values(), strict=True):
+        if one == other:
+            same.append(name)
+        else:
+            typer.echo(f"  {name:18} {one}\n  {'':18} {other}")
+    if same:
+        typer.echo(f"  {'the same':18} {', '.join(same)}")
     typer.echo(_conversion(a, b))
+
+
+def _facts(layout: TiledLayout) -> dict[str, str]:
+    padding = layout.padded_bytes - _product(layout.dims) * layout.element_bits / 8
+    order = " ".join(f"{dim}:{layout.dims[dim]}" for dim in reversed(layout.minor_to_major))
+    return {
+        "major to minor": order or "a scalar",
+        "tiles": " then ".join(str(list(tile)) for tile in layout.tiles) or "none",
+        "element": f"{layout.element_bits} bits",
+        "bytes": f"{layout.padded_bytes:,}, of them padding {padding:,.0f}{_share(layout, padding)}",
+        "page (dimension 0)": _page(layout),
+    }
 
 
 def _conversion(a: TiledLayout, b: TiledLayout) -> str:
@@ -72,12 +82,33 @@ def _conversion(a: TiledLayout, b: TiledLayout) -> str:
     ]
     steps = plan(*specs)
     line = steps.describe().splitlines()[1].partition(": ")[2]
-    if (
-        a.padded_bytes == b.padded_bytes
-        and line == f"runs {a.padded_bytes} bytes, 1 loops, pieces of {a.padded_bytes} bytes and more"
-    ):
+    whole = f"runs {a.padded_bytes} bytes, 1 loops, pieces of {a.padded_bytes} bytes and more"
+    if a.padded_bytes == b.padded_bytes and line == whole:
         return "the same bytes in the same places: nothing to convert"
-    return f"conversion: {line}\n            {_MEANING[line.split()[0]]}"
+    return f"conversion: {line}\n            {_MEANING[line.split()[0]]}\n            {_cost(steps)}"
+
+
+def _cost(steps: Plan) -> str:
+    """The best of a few rounds on this machine, beside a plain copy of as many bytes."""
+    import numpy as np
+
+    if max(sum(steps.src_bytes), sum(steps.dst_bytes)) > _MEASURED_BYTES_MAX:
+        return f"not measured above {_MEASURED_BYTES_MAX >> 20} MiB: give the dimensions of a page or a few"
+    source, target = (np.ones(sizes[0], dtype=np.uint8) for sizes in (steps.src_bytes, steps.dst_bytes))
+    plain = np.ones(steps.moved_bytes, dtype=np.uint8)
+    copied = plain.copy()
+    best, best_plain = (
+        min(_timed(run) for _ in range(_ROUNDS))
+        for run in (lambda: steps.apply([source], [target]), lambda: np.copyto(copied, plain))
+    )
+    rate, plain_rate = (steps.moved_bytes / seconds / 1e9 for seconds in (best, best_plain))
+    return f"measured here on one thread: {best * 1e6:,.0f} us, {rate:.2f} GB/s; a plain copy {plain_rate:.2f} GB/s"
+
+
+def _timed(run: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
 
 
 _MEANING = {
