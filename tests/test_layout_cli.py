@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from sglang_tpusync.bench.layout import CASES, measure
+from sglang_tpusync.bench.layout import CASES, Case, measure
 from sglang_tpusync.bench.report import read_report
 from sglang_tpusync.cli.bench_layout import layout as bench_layout
 from sglang_tpusync.cli.layout import app
 from sglang_tpusync.errors import ConfigError
+from sglang_tpusync.layout import TiledLayout
 
 
 def invoke(*arguments: str) -> str:
@@ -65,6 +67,20 @@ def test_the_benchmark_measures_every_case_and_writes_its_report(tmp_path: Path)
     assert all(row.ratio and row.ratio > 0 for row in report.rows)
 
 
-def test_numpy_is_a_peer_of_the_whole_array() -> None:
-    (row,) = measure(128, 1, [CASES[0]])
+@pytest.mark.parametrize("case", [case for case in CASES if case.name.endswith("tile")], ids=lambda case: case.name)
+def test_numpy_does_the_same_conversion(case: Case) -> None:
+    (row,) = measure(128, 1, [case])
     assert row.peers["numpy"] > 0
+
+
+def test_numpys_ways_give_what_ours_give() -> None:
+    """The transposes that the benchmark times, on arrays with content."""
+    rng = np.random.default_rng(3)
+    for text, dtype, dims, split, order in [
+        ("{4,3,2,1,0:T(4,128)(4,1)}", "F8E4M3FN", (128, 4, 4, 4, 128), (128, 4, 4, 128, 4), (0, 1, 2, 4, 3)),
+        ("{0,3,2,1:T(8,128)(2,1)}", "BF16", (256, 4, 1, 576), (4, 72, 2, 4, 128, 2), (2, 4, 0, 1, 3, 5)),
+    ]:
+        layout = TiledLayout.parse(text, dtype, dims)
+        codes = rng.integers(0, 255, dims, dtype=np.uint8).astype(layout.code_dtype)
+        seen = layout.tile(codes).view(layout.code_dtype).reshape(split).transpose(order)
+        np.testing.assert_array_equal(seen.reshape(dims), codes)
