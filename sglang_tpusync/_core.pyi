@@ -145,6 +145,22 @@ class PageGeometry:
     @property
     def page_bytes(self) -> int: ...
 
+class evict:  # a submodule: replays of requests against the eviction of the store, see sglang_tpusync/bench/evict.py
+    @staticmethod
+    def replay(
+        pages: NDArray[np.uint32],  # of all requests, one behind the other: numbers below their count
+        ends: NDArray[np.uint64],  # request i ends before ends[i]
+        *,
+        policy: Literal["reuse", "leaf_lru", "lru", "s3_fifo"],
+        num_slots: int,
+        front_pages: int,  # of a cache in front that hides its hits; 0: none
+        requests_after_crash: int,  # what they find in the store alone, after each twentieth of all; 0: no crash
+    ) -> dict[str, Any]:
+        """pages, front_hits, hits, written and hit_rate_after_crash. Raises ConfigError for bad numbers."""
+    @staticmethod
+    def optimum(pages: NDArray[np.uint32], ends: NDArray[np.uint64], *, num_slots: int) -> int:
+        """The hits of a cache that knows the future."""
+
 class layout:  # a submodule; sglang_tpusync/layout.py says what it means
     KERNELS: tuple[str, ...]  # implementations of the inner loops that run here, the best last
     DTYPES: tuple[tuple[str, int], ...]  # name, bits

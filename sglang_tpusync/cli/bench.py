@@ -14,6 +14,7 @@ __all__ = ["BENCHES", "app"]
 
 # Name of the sub-command -> "module:function".
 BENCHES: dict[str, str] = {
+    "evict": "sglang_tpusync.cli.bench_evict:evict",
     "layout": "sglang_tpusync.cli.bench_layout:layout",
     "serving": "sglang_tpusync.cli.bench_serving:serving",
     "store": "sglang_tpusync.cli.bench_store:store",

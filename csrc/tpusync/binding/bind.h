@@ -18,6 +18,7 @@ namespace tpusync::binding {
 namespace py = pybind11;
 
 void bind_device(py::module_& module);
+void bind_evict(py::module_& module);
 void bind_flash(py::module_& module);
 void bind_layout(py::module_& module);
 void bind_ticket(py::module_& module);

@@ -10,22 +10,18 @@ class LruOrder final : public EvictOrder {
  public:
   void grow_to(std::size_t num_slots) override { links_.grow_to(num_slots); }
 
-  void insert(SlotId slot, SlotId parent) override { link(slot, parent); }
-  void append(SlotId slot) override { link(slot, oldest_); }
+  void insert(SlotId slot, std::uint64_t, SlotId parent, bool) override { link(slot, parent); }
+  void append(SlotId slot, bool) override { link(slot, oldest_); }
 
   void touch(SlotId slot) override {
     if (slot == newest_) return;
-    erase(slot);
+    unlink(slot);
     link(slot, kNoSlot);
   }
 
-  void erase(SlotId slot) override {
-    const Links links = links_[slot];
-    (links.newer == kNoSlot ? newest_ : links_[links.newer].older) = links.older;
-    (links.older == kNoSlot ? oldest_ : links_[links.older].newer) = links.newer;
-  }
+  void erase(SlotId slot, std::uint64_t) override { unlink(slot); }
 
-  SlotId victim(const std::function<bool(SlotId)>& may_evict) const override {
+  SlotId victim(const std::function<bool(SlotId)>& may_evict) override {
     SlotId slot = oldest_;
     while (slot != kNoSlot && !may_evict(slot)) slot = links_[slot].newer;
     return slot;
@@ -40,6 +36,12 @@ class LruOrder final : public EvictOrder {
     SlotId newer;
     SlotId older;
   };
+
+  void unlink(SlotId slot) {
+    const Links links = links_[slot];
+    (links.newer == kNoSlot ? newest_ : links_[links.newer].older) = links.older;
+    (links.older == kNoSlot ? oldest_ : links_[links.older].newer) = links.newer;
+  }
 
   // Puts `slot` right behind `newer`, as the newest of all if that is kNoSlot. Behind its parent a new page
   // is older than all its ancestors and newer than everything that was older than they are.

@@ -30,11 +30,40 @@ SlotId PrefixIndex::find(const PageKey& key) const {
   return slot;
 }
 
-SlotId PrefixIndex::find_parent(const Entry& child) const {
-  if (child.parent == 0) return kNoSlot;
-  SlotId slot = buckets_[bucket_of(child.parent)];
-  while (slot != kNoSlot && entries_[slot].key.short_hash() != child.parent) slot = entries_[slot].chain;
+SlotId PrefixIndex::find_parent(std::uint64_t parent) const {
+  if (parent == 0) return kNoSlot;
+  SlotId slot = buckets_[bucket_of(parent)];
+  while (slot != kNoSlot && entries_[slot].key.short_hash() != parent) slot = entries_[slot].chain;
   return slot;
+}
+
+// ---------------------------------------------------------------- who has children
+
+void PrefixIndex::add_child(std::uint64_t parent) {
+  if (parent == 0) return;
+  const SlotId slot = find_parent(parent);
+  if (slot == kNoSlot) {
+    ++orphans_[parent];
+  } else if (entries_[slot].num_children++ == 0 && entries_[slot].ordered) {
+    order_->set_leaf(slot, false);
+  }
+}
+
+void PrefixIndex::remove_child(std::uint64_t parent) {
+  if (parent == 0) return;
+  if (const SlotId slot = find_parent(parent); slot != kNoSlot) {
+    if (entries_[slot].num_children > 0 && --entries_[slot].num_children == 0) order_->set_leaf(slot, true);
+  } else if (const auto at = orphans_.find(parent); at != orphans_.end() && --at->second == 0) {
+    orphans_.erase(at);
+  }
+}
+
+std::uint32_t PrefixIndex::take_orphans(const PageKey& key) {
+  const auto at = orphans_.find(key.short_hash());
+  if (at == orphans_.end()) return 0;
+  const std::uint32_t num_children = at->second;
+  orphans_.erase(at);
+  return num_children;
 }
 
 void PrefixIndex::add_to_table(SlotId slot, const PageKey& key, Ancestry ancestry) {
@@ -45,6 +74,7 @@ void PrefixIndex::add_to_table(SlotId slot, const PageKey& key, Ancestry ancestr
   entry.parent = ancestry.parent & PageKey::kShortHashMask;
   entry.depth = ancestry.depth;
   entry.chain = head;
+  entry.num_children = take_orphans(key);
   entry.used = true;
   entry.ordered = false;
   head = slot;
@@ -54,9 +84,16 @@ void PrefixIndex::add_to_table(SlotId slot, const PageKey& key, Ancestry ancestr
 void PrefixIndex::insert(SlotId slot, const PageKey& key, Ancestry ancestry) {
   assert(!entries_[slot].used);
   add_to_table(slot, key, ancestry);
-  const SlotId parent = find_parent(entries_[slot]);
-  order_->insert(slot, parent == slot ? kNoSlot : parent);
-  entries_[slot].ordered = true;
+  Entry& entry = entries_[slot];
+  const SlotId parent = find_parent(entry.parent);
+  add_child(entry.parent);
+  order_->insert(slot, key.short_hash(), parent == slot ? kNoSlot : parent, entry.num_children == 0);
+  entry.ordered = true;
+}
+
+SlotId PrefixIndex::victim(const std::function<bool(SlotId)>& may_evict) {
+  const SlotId slot = order_->victim([&](SlotId at) { return at != deepest_touched_ && may_evict(at); });
+  return slot != kNoSlot && entries_[slot].num_children == 0 ? slot : order_->victim(may_evict);
 }
 
 void PrefixIndex::erase(SlotId slot) {
@@ -65,9 +102,11 @@ void PrefixIndex::erase(SlotId slot) {
   SlotId* link = &buckets_[bucket_of(entry.key.short_hash())];
   while (*link != slot) link = &entries_[*link].chain;
   *link = entry.chain;
-  order_->erase(slot);
+  order_->erase(slot, entry.key.short_hash());
   entry.used = false;
   --size_;
+  if (entry.num_children > 0) orphans_[entry.key.short_hash()] += entry.num_children;
+  remove_child(entry.parent);
 }
 
 void PrefixIndex::rehash(std::size_t num_buckets) {
@@ -100,7 +139,9 @@ std::vector<SlotId> PrefixIndex::find_all(std::span<const PageKey> keys) const {
 
 void PrefixIndex::touch(std::span<const SlotId> slots) {
   for (std::size_t i = slots.size(); i-- > 0;) {
-    if (slots[i] != kNoSlot) order_->touch(slots[i]);
+    if (slots[i] == kNoSlot) continue;
+    if (deepest_touched_ == kNoSlot) deepest_touched_ = slots[i];
+    order_->touch(slots[i]);
   }
 }
 
@@ -109,12 +150,14 @@ void PrefixIndex::touch_path(std::span<const PageKey> prefix, std::span<const Pa
 }
 
 void PrefixIndex::touch_path(std::span<const PageKey> prefix, std::span<const SlotId> slots) {
+  order_->begin_request();
+  deepest_touched_ = kNoSlot;
   touch(slots);
   touch(find_all(prefix));
   if (!prefix.empty() || slots.empty()) return;
   SlotId slot = slots.front();
   for (int i = 0; slot != kNoSlot && i < kNumAncestorsMax; ++i) {
-    slot = find_parent(entries_[slot]);
+    slot = find_parent(entries_[slot].parent);
     if (slot != kNoSlot) order_->touch(slot);
   }
 }
@@ -141,29 +184,41 @@ std::vector<SlotId> PrefixIndex::rebuild(std::span<const SlotId> slots,
       duplicates.push_back(slot);
     }
   }
+  const auto of_entry = [&](SlotId slot) { return entries_[slot].used; };
+  for (SlotId slot : slots)
+    if (of_entry(slot)) add_child(entries_[slot].parent);
   std::vector<SlotId> path;
   for (SlotId slot : slots) {
-    if (!entries_[slot].used) continue;
-    for (SlotId at = slot; at != kNoSlot && !entries_[at].ordered; at = find_parent(entries_[at])) {
+    if (!of_entry(slot)) continue;
+    for (SlotId at = slot; at != kNoSlot && !entries_[at].ordered; at = find_parent(entries_[at].parent)) {
       entries_[at].ordered = true;
       path.push_back(at);
     }
-    for (; !path.empty(); path.pop_back()) order_->append(path.back());
+    for (; !path.empty(); path.pop_back())
+      order_->append(path.back(), entries_[path.back()].num_children == 0);
   }
   return duplicates;
 }
 
 bool PrefixIndex::consistent() const {
   std::size_t num_in_table = 0;
+  std::unordered_map<std::uint64_t, std::uint32_t> num_children;  // by parent
   for (SlotId head : buckets_) {
     for (SlotId slot = head; slot != kNoSlot; slot = entries_[slot].chain) {
       if (!entries_[slot].used || find(entries_[slot].key) != slot) return false;
       if (++num_in_table > size_) return false;
+      if (entries_[slot].parent != 0) ++num_children[entries_[slot].parent];
     }
+  }
+  for (const auto& [parent, count] : num_children) {
+    const SlotId slot = find_parent(parent);
+    const auto orphans = orphans_.find(parent);
+    if (slot == kNoSlot && (orphans == orphans_.end() || orphans->second != count)) return false;
+    if (slot != kNoSlot && (orphans != orphans_.end() || entries_[slot].num_children != count)) return false;
   }
   std::size_t num_ordered = 0;
   order_->for_each([&](SlotId slot) { num_ordered += entries_[slot].used; });
-  return num_in_table == size_ && num_ordered == size_;
+  return num_in_table == size_ && num_ordered == size_ && order_->consistent();
 }
 
 }  // namespace tpusync::index

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <unordered_map>
 #include <vector>
 
 #include "tpusync/index/evict_order.h"
@@ -19,7 +20,7 @@ struct Ancestry {
   std::uint16_t depth = 0;   // pages before it, at most 65535
 };
 
-// Thread-compatible. Costs 48 bytes per slot, 8 for the order, and 4 to 8 per entry for the hash table.
+// Thread-compatible. Costs 48 bytes per slot, what the order takes, and 4 to 8 per entry for the hash table.
 class PrefixIndex {
  public:
   explicit PrefixIndex(std::unique_ptr<EvictOrder> order);
@@ -45,8 +46,13 @@ class PrefixIndex {
   // The same for pages that were found already; kNoSlot among them is skipped.
   void touch_path(std::span<const PageKey> prefix, std::span<const SlotId> slots);
 
-  SlotId victim(const std::function<bool(SlotId)>& may_evict) const { return order_->victim(may_evict); }
-  std::vector<PageKey> keys() const;  // the one evicted last first
+  // The entry to evict next. The deepest page of the path that was touched last stays if another one can go:
+  // it may be the parent of the page that room is made for.
+  SlotId victim(const std::function<bool(SlotId)>& may_evict);
+  // Whether a page that is offered and not stored is worth the place of `victim`. If not, or if that is
+  // kNoSlot, the order remembers that the page was seen.
+  bool admit(const PageKey& key, SlotId victim) { return order_->admit(key.short_hash(), victim); }
+  std::vector<PageKey> keys() const;  // the most recently used first
 
   // Fills an empty index. `slots` are sorted by last write, newest first; key and ancestry of each are asked
   // for. Entries get that order, except that each entry's ancestors come before it. Duplicate keys: the first
@@ -67,13 +73,17 @@ class PrefixIndex {
     std::uint64_t parent : 48;
     std::uint64_t depth : 16;
     SlotId chain;  // next entry of the same bucket
-    bool used;
-    bool ordered;
+    std::uint32_t num_children : 30;
+    std::uint32_t used : 1;
+    std::uint32_t ordered : 1;
   };
   static_assert(sizeof(Entry) == 48);
 
   std::size_t bucket_of(std::uint64_t short_hash) const;
-  SlotId find_parent(const Entry& child) const;
+  SlotId find_parent(std::uint64_t parent) const;
+  void add_child(std::uint64_t parent);
+  void remove_child(std::uint64_t parent);
+  std::uint32_t take_orphans(const PageKey& key);
   void add_to_table(SlotId slot, const PageKey& key, Ancestry ancestry);
   void rehash(std::size_t num_buckets);
   void touch(std::span<const SlotId> slots);
@@ -81,7 +91,10 @@ class PrefixIndex {
   std::unique_ptr<EvictOrder> order_;
   SlotArray<Entry> entries_;
   std::vector<SlotId> buckets_;
+  // Stored children of pages that are not: a child may be written before its parent, or outlive it.
+  std::unordered_map<std::uint64_t, std::uint32_t> orphans_;
   std::size_t size_ = 0;
+  SlotId deepest_touched_ = kNoSlot;
 };
 
 }  // namespace tpusync::index

@@ -1,6 +1,7 @@
 #include "tpusync/index/prefix_index.h"
 
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include <map>
 
@@ -73,11 +74,24 @@ TEST_F(Index, TouchedLeafKeepsItsAncestorsWithAndWithoutThePrefixNamed) {
   }
 }
 
-// Random trees, random touches: no page is ever evicted while a child of it is stored.
-TEST_F(Index, NoVictimHasAStoredChild) {
+struct OrderCase {
+  std::unique_ptr<EvictOrder> (*make)();
+  bool counts_children;  // holds even if a child is stored before its parent
+};
+class AnyOrder : public ::testing::TestWithParam<OrderCase> {};
+
+// Random trees, random touches, some children before their parents.
+TEST_P(AnyOrder, NoVictimHasAStoredChild) {
+  PrefixIndex index(GetParam().make());
+  index.grow_to(5000);
   base::Prng prng(3);
   std::map<std::uint64_t, std::uint64_t> parent_of;
   std::uint64_t next = 1;
+  const auto insert = [&](std::uint64_t number, std::uint64_t parent) {
+    index.insert(SlotId{static_cast<std::uint32_t>(number)}, key_of(number),
+                 {.parent = parent == 0 ? 0 : key_of(parent).short_hash(), .depth = 0});
+    parent_of[number] = parent;
+  };
   for (int step = 0; step < 4000; ++step) {
     if (prng.below(3) > 0 || parent_of.size() < 2) {
       std::uint64_t parent = 0;
@@ -85,19 +99,110 @@ TEST_F(Index, NoVictimHasAStoredChild) {
         auto at = parent_of.lower_bound(prng.below(next));
         parent = (at == parent_of.end() ? parent_of.begin() : at)->first;
       }
-      insert(next, parent);
-      parent_of[next++] = parent;
+      if (GetParam().counts_children && prng.one_in(10)) {
+        insert(next + 1, next);
+        insert(next, parent);
+        next += 2;
+      } else {
+        insert(next++, parent);
+      }
     } else if (prng.one_in(2)) {
       auto at = parent_of.lower_bound(prng.below(next));
-      if (at != parent_of.end()) index_.touch_path({}, keys_of(range(at->first, at->first + 1)));
+      if (at != parent_of.end()) index.touch_path({}, keys_of(range(at->first, at->first + 1)));
     } else {
-      const std::uint64_t victim = pop();
+      const std::uint64_t victim = to_number(index.victim(kAny));
+      index.erase(SlotId{static_cast<std::uint32_t>(victim)});
       for (const auto& [child, parent] : parent_of) ASSERT_NE(parent, victim) << "child " << child;
       parent_of.erase(victim);
     }
   }
-  EXPECT_TRUE(index_.consistent());
+  EXPECT_TRUE(index.consistent());
 }
+INSTANTIATE_TEST_SUITE_P(All, AnyOrder,
+                         ::testing::Values(OrderCase{&make_lru_order, false},
+                                           OrderCase{&make_reuse_order, true}));
+
+// Each way in which a page can get to know of its children late.
+TEST(Leaves, AreKnownWhateverComesFirst) {
+  PrefixIndex index(make_reuse_order());
+  index.grow_to(100);
+  const auto insert = [&](std::uint32_t number, std::uint32_t parent) {
+    index.insert(SlotId{number}, key_of(number),
+                 {.parent = parent == 0 ? 0 : key_of(parent).short_hash(), .depth = 0});
+  };
+  insert(2, 1);  // a child before its parent
+  insert(1, 0);
+  EXPECT_EQ(index.victim(kAny), SlotId{2});
+  index.erase(SlotId{1});  // a parent that is dropped, and comes back
+  insert(1, 0);
+  EXPECT_EQ(index.victim(kAny), SlotId{2});
+  index.erase(SlotId{1});
+  index.erase(SlotId{2});  // the child goes while the parent is away
+  insert(1, 0);
+  EXPECT_EQ(index.victim(kAny), SlotId{1});
+  EXPECT_TRUE(index.consistent());
+}
+
+TEST(Leaves, AreKnownAfterARebuild) {
+  PrefixIndex index(make_reuse_order());
+  index.grow_to(100);
+  const std::vector<SlotId> slots = {SlotId{3}, SlotId{2}, SlotId{1}};
+  EXPECT_TRUE(index
+                  .rebuild(slots,
+                           [](SlotId slot) {
+                             const std::uint32_t number = to_number(slot);
+                             return PrefixIndex::Recovered{
+                                 key_of(number),
+                                 {.parent = number == 1 ? 0 : key_of(number - 1).short_hash(), .depth = 0}};
+                           })
+                  .empty());
+  for (std::uint32_t wanted : {3, 2, 1}) {
+    const SlotId victim = index.victim(kAny);
+    EXPECT_EQ(to_number(victim), wanted);
+    index.erase(victim);
+  }
+}
+
+// Room is made for the page behind it: the tip of the path that was touched last is no victim if there is
+// another.
+TEST(Victims, AreNotTheParentOfThePageTheyMakeRoomFor) {
+  for (auto make : {&make_lru_order, &make_reuse_order}) {
+    PrefixIndex index(make());
+    index.grow_to(10);
+    const auto insert = [&](std::uint32_t number, std::uint32_t parent) {
+      index.insert(SlotId{number}, key_of(number),
+                   {.parent = parent == 0 ? 0 : key_of(parent).short_hash(), .depth = 0});
+    };
+    insert(1, 0);
+    index.touch_path({}, keys_of(range(1, 2)));
+    EXPECT_EQ(index.victim(kAny), SlotId{1});
+    insert(2, 0);
+    insert(3, 2);
+    EXPECT_EQ(index.victim(kAny), SlotId{3});
+    index.touch_path(keys_of(range(2, 3)), keys_of(range(3, 5)));
+    EXPECT_EQ(index.victim(kAny), SlotId{1});
+    EXPECT_FALSE(index.admit(key_of(4), kNoSlot));
+    EXPECT_TRUE(index.admit(key_of(5), SlotId{1}));
+  }
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+// 96 bytes per entry all told, of which a region takes 24 per slot.
+TEST(Memory, AnEntryTakesAtMost72Bytes) {
+  constexpr std::uint32_t kNumEntries = 1'100'000;  // just after the tables have doubled
+  const auto in_use = [] { return mallinfo2().uordblks + mallinfo2().hblkhd; };
+  const std::size_t before = in_use();
+  PrefixIndex index(make_reuse_order());
+  index.grow_to(kNumEntries);
+  for (std::uint32_t i = 0; i < kNumEntries; ++i) {
+    PageKey key;
+    base::store_le(key.bytes.data(), std::uint64_t{i} + 1);
+    index.insert(SlotId{i}, key, {.parent = i, .depth = 0});
+  }
+  EXPECT_GT(in_use() - before, 48u * kNumEntries);
+  EXPECT_LE(in_use() - before, 72u * kNumEntries);
+}
+#endif
 
 TEST_F(Index, RebuildPutsAncestorsBeforeTheirDescendants) {
   // Written 1, 2, 3 (a chain), then 9: newest first that is 9, 3, 2, 1.
