@@ -52,6 +52,8 @@ class FlashStore:
         io: Literal["auto", "uring", "threads", "buffered"] = "auto",
         num_threads: int = 4,
         allow_tmpfs: bool = False,
+        ttl_s: float | None = None,  # since a page was written, in whole seconds; after it the page is a miss
+        latency_budget_s: float = 2.0,  # of one transfer: a slower one counts as a failure of the disk
     ) -> None: ...
     def submit_put(
         self,

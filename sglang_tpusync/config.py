@@ -29,6 +29,7 @@ __all__ = [
     "as_mapping",
     "read_environment",
     "read_options",
+    "seconds",
     "size_in_bytes",
     "store_path",
 ]
@@ -69,6 +70,11 @@ _SIZE_ALLOWED = "a number of bytes, or text such as '200GB', '64GiB' or '20%' (o
 _BYTES_MAX = 2**62
 _UNLIMITED = "unlimited"
 
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_SECONDS_MAX = 3.15e9
+_DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([smhd]?)\s*\Z")
+_DURATION_ALLOWED = "a number of seconds from 1 on, or text such as '90m', '12h' or '7d'"
+
 Size = int | float | str
 
 
@@ -83,6 +89,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     io: Literal["auto", "uring", "threads", "buffered"] = "auto"
     num_threads: int = 4  # IO threads of one rank
     allow_tmpfs: bool = False
+    ttl: int | float | str | None = None  # pages are misses so long after they were written; seconds, or '12h', '7d'
+    latency_budget_s: float = 2.0  # of one transfer: a disk that is slower is left alone for a while
     fingerprint: str | None = None  # names the weights, in place of the digest of the weight files
     get_timeout_s: float = 30.0  # of one batch of pages; what is late is a miss
     put_timeout_s: float = 60.0  # of one batch of pages; what is late is a refused write
@@ -95,6 +103,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 # Allowed range of each number, both ends included.
 _RANGES: dict[str, tuple[float, float]] = {
     "num_threads": (1, 64),
+    "latency_budget_s": (0.001, 3600),
     "get_timeout_s": (0.001, 3600),
     "put_timeout_s": (0.001, 3600),
     "summary_interval_s": (0, 86400),
@@ -181,6 +190,17 @@ def _parse_size(key: str, text: str, file_system_bytes: int) -> int:
     return size
 
 
+def seconds(key: str, value: float | str | None) -> float | None:
+    """`value` of option `key` in seconds; None stays None. Raises ConfigError below one second and above a century."""
+    found = _DURATION.match(str(value))
+    if value is None:
+        return None
+    number = float(found[1]) * _SECONDS[found[2]] if found is not None else 0.0
+    if not 1 <= number <= _SECONDS_MAX:
+        raise ConfigError(f"option {key!r} = {value!r}: allowed is {_DURATION_ALLOWED}")
+    return number
+
+
 def as_mapping(source: Mapping[str, Any] | str | None) -> dict[str, Any]:
     """The keys and values of a source of options, SGLang's own among them. Raises ConfigError if it cannot be read."""
     if source is None:
@@ -260,6 +280,8 @@ def _convert(values: dict[str, Any]) -> Options:
 def _allowed(key: str) -> str:
     if key in ("capacity", "floor", "write_budget_per_day"):
         return _SIZE_ALLOWED
+    if key == "ttl":
+        return _DURATION_ALLOWED
     hint = get_type_hints(Options)[key]
     if get_origin(hint) is Literal:
         return ", ".join(repr(choice) for choice in get_args(hint))
@@ -274,6 +296,7 @@ def _check(options: Options) -> None:
             raise ConfigError(f"option {key!r} = {value!r}: allowed is {low} to {high}")
     for key in ("capacity", "floor", "write_budget_per_day"):
         size_in_bytes(key, getattr(options, key), file_system_bytes=1)
+    seconds("ttl", options.ttl)
     for key in ("path", "fingerprint"):
         if getattr(options, key) == "":
             raise ConfigError(f"option {key!r} = '': allowed is text that is not empty")

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from sglang_tpusync.config import Options, read_environment, read_options, size_in_bytes, store_path
+from sglang_tpusync.config import Options, read_environment, read_options, seconds, size_in_bytes, store_path
 from sglang_tpusync.errors import ConfigError
 
 NONE: dict[str, str] = {}
@@ -129,3 +129,13 @@ def test_every_numeric_option_has_a_range() -> None:
 
     numbers = {f.name for f in msgspec.structs.fields(Options) if f.type in (int, float)}
     assert numbers == set(config._RANGES)
+
+
+def test_a_time_to_live_is_seconds_or_text_with_a_unit() -> None:
+    assert [seconds("ttl", value) for value in (None, 90, "90", "1.5h", "7 d", "30m")] == [
+        None, 90, 90, 5400, 7 * 86400, 1800,
+    ]  # fmt: skip
+    for wrong in (0, 0.5, -3, "1w", "soon", "", "200000d", float("nan")):
+        with pytest.raises(ConfigError, match=r"'ttl' = .*allowed is a number of seconds from 1 on"):
+            read_options({"ttl": wrong}, NONE)
+    assert read_options({"ttl": "12h"}, NONE).ttl == "12h"

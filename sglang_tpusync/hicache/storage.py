@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolName, PoolTransferResult
 
 from sglang_tpusync import _core, runtime
-from sglang_tpusync.config import Options, read_options, size_in_bytes, store_path
+from sglang_tpusync.config import Options, read_options, seconds, size_in_bytes, store_path
 from sglang_tpusync.errors import UnsupportedError
 from sglang_tpusync.hicache.identity import Namespace, namespace_of
 from sglang_tpusync.hicache.pages import PageAddresses, key_bytes
@@ -317,6 +317,8 @@ def _open_store(options: Options, namespace: Namespace, page_bytes: int) -> Any:
         io=options.io,
         num_threads=options.num_threads,
         allow_tmpfs=options.allow_tmpfs,
+        ttl_s=seconds("ttl", options.ttl),
+        latency_budget_s=options.latency_budget_s,
     )
 
 

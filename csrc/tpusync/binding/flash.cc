@@ -157,11 +157,21 @@ py::dict stats(FlashStore& store) {
   return answer;
 }
 
+// Finite, not negative and far from any overflow.
+std::chrono::duration<double> seconds_of(const char* key, double seconds) {
+  constexpr double kSecondsMax = 3.2e9;  // a century
+  if (!(seconds >= 0 && seconds <= kSecondsMax)) {
+    raise({Code::kInvalid, fmt::format("{}: {}, allowed are 0 to {}", key, seconds, kSecondsMax)});
+  }
+  return std::chrono::duration<double>(seconds);
+}
+
 StoreHolder make_store(const std::string& path, const py::bytes& name_space,
                        const std::string& namespace_json, std::uint64_t page_bytes,
                        std::optional<std::uint64_t> capacity_bytes, std::optional<std::uint64_t> floor_bytes,
                        std::optional<std::uint64_t> write_budget_bytes_per_day, const std::string& fsync,
-                       const std::string& io, int num_threads, bool allow_tmpfs) {
+                       const std::string& io, int num_threads, bool allow_tmpfs, std::optional<double> ttl_s,
+                       double latency_budget_s) {
   using flash::FsyncPolicy;
   using flash::IoKind;
   flash::FlashOptions options;
@@ -182,6 +192,9 @@ StoreHolder make_store(const std::string& path, const py::bytes& name_space,
                                   {"buffered", IoKind::kBuffered}});
   options.num_threads = num_threads;
   options.allow_tmpfs = allow_tmpfs;
+  if (ttl_s) options.ttl = std::chrono::duration_cast<std::chrono::seconds>(seconds_of("ttl_s", *ttl_s));
+  options.latency_budget =
+      std::chrono::duration_cast<std::chrono::milliseconds>(seconds_of("latency_budget_s", latency_budget_s));
   return open_store(options);
 }
 
@@ -201,7 +214,7 @@ void bind_flash(py::module_& module) {
            py::arg("namespace_json"), py::arg("page_bytes"), py::arg("capacity_bytes") = py::none(),
            py::arg("floor_bytes") = py::none(), py::arg("write_budget_bytes_per_day") = py::none(),
            py::arg("fsync") = "none", py::arg("io") = "auto", py::arg("num_threads") = 4,
-           py::arg("allow_tmpfs") = false)
+           py::arg("allow_tmpfs") = false, py::arg("ttl_s") = py::none(), py::arg("latency_budget_s") = 2.0)
       .def("submit_put", &submit<&FlashStore::submit_put>, py::arg("keys"), py::arg("prefix"),
            py::arg("addresses").noconvert(), py::arg("lengths").noconvert(),
            py::arg("timeout_s") = py::none())

@@ -1,5 +1,7 @@
 #include "tpusync/flash/breaker.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "tpusync/base/log.h"
@@ -16,8 +18,9 @@ bool Breaker::allow() {
 
 void Breaker::succeeded() {
   std::lock_guard lock(mutex_);
-  if (pause_.count() > 0)
-    base::log(base::LogLevel::kInfo, "the disk of the store works again; writing goes on");
+  if (pause_.count() > 0) {
+    base::log(base::LogLevel::kInfo, fmt::format("the disk of the store works again; {} goes on", what_));
+  }
   num_failures_ = 0;
   pause_ = {};
 }
@@ -28,7 +31,10 @@ void Breaker::failed() {
   const bool was_closed = pause_.count() == 0;
   pause_ = was_closed ? kPauseMin : std::min(pause_ * 2, kPauseMax);
   next_probe_ = clock_.now() + pause_;
-  if (was_closed) base::log(base::LogLevel::kWarning, "the disk of the store keeps failing; writing pauses");
+  if (was_closed) {
+    base::log(base::LogLevel::kWarning,
+              fmt::format("the disk of the store keeps failing, or is too slow; {} pauses", what_));
+  }
 }
 
 bool Breaker::open() const {

@@ -1,4 +1,4 @@
-// Stops writing to a disk that fails, and finds out when it works again.
+// Stops using a disk that fails or is too slow, and finds out when it works again.
 //
 //   closed --kNumFailures in a row--> open --pause over--> one probe --ok--> closed
 //                                       ^------------failed, pause doubled----'
@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <mutex>
+#include <string>
 
 #include "tpusync/base/clock.h"
 
@@ -18,7 +19,8 @@ class Breaker {
   static constexpr std::chrono::milliseconds kPauseMin{1000};
   static constexpr std::chrono::milliseconds kPauseMax{60'000};
 
-  explicit Breaker(const base::Clock& clock) : clock_(clock) {}
+  // `what` it is that stops, for the log.
+  Breaker(const base::Clock& clock, std::string what) : clock_(clock), what_(std::move(what)) {}
 
   // False: do not try now. After a true the outcome is to be reported.
   bool allow();
@@ -28,6 +30,7 @@ class Breaker {
 
  private:
   const base::Clock& clock_;
+  const std::string what_;
   mutable std::mutex mutex_;
   int num_failures_ = 0;
   std::chrono::milliseconds pause_{0};  // 0: closed

@@ -15,6 +15,7 @@ void Counters::append_to(std::vector<metrics::Sample>& samples) const {
   add("misses", misses);
   add("match_keys", match_keys);
   add("match_hits", match_hits);
+  add("match_declined", match_declined);
   add("corrupt", corrupt);
   add("io_errors", io_errors);
   add("refused_budget", refused_budget);
@@ -25,6 +26,7 @@ void Counters::append_to(std::vector<metrics::Sample>& samples) const {
   add("expired", expired);
   add("cancelled", cancelled);
   add("evicted", evicted);
+  add("outlived", outlived);
   add("removed", removed);
   add("bounced", bounced);
   add("ledger_resets", ledger_resets);

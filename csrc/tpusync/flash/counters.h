@@ -17,7 +17,8 @@ struct Counters {
   metrics::Counter misses;
   metrics::Counter match_keys;
   metrics::Counter match_hits;
-  metrics::Counter corrupt;  // pages and records that were not what was written
+  metrics::Counter match_declined;  // keys not looked for because reading is slow or fails
+  metrics::Counter corrupt;         // pages and records that were not what was written
   metrics::Counter io_errors;
   metrics::Counter refused_budget;
   metrics::Counter refused_space;
@@ -27,6 +28,7 @@ struct Counters {
   metrics::Counter expired;  // pages whose deadline passed before their turn
   metrics::Counter cancelled;
   metrics::Counter evicted;
+  metrics::Counter outlived;  // entries older than the TTL
   metrics::Counter removed;
   metrics::Counter bounced;  // pages copied because memory was not aligned for direct transfers
   metrics::Counter ledger_resets;

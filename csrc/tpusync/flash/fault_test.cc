@@ -71,18 +71,23 @@ INSTANTIATE_TEST_SUITE_P(
 
 class Fault : public ::testing::Test {
  protected:
-  void open(FsyncPolicy fsync = FsyncPolicy::kNone) {
+  void open(FsyncPolicy fsync = FsyncPolicy::kNone, std::optional<std::chrono::seconds> ttl = std::nullopt) {
     FlashOptions options = testing::small_options("/store", kPageBytes, 60 * kPageBytes);
     options.clock = &clock_;
     options.fsync = fsync;
+    options.ttl = ttl;
+    options.latency_budget = kBudget;
     store_.reset();
-    store_ = FlashStore::open(options, disk_).value();
+    store_ = FlashStore::open(options, latency_turns_the_clock_ ? clocked_disk_ : disk_).value();
   }
   StoreCalls calls() { return {*store_, kPageBytes}; }
 
+  static constexpr std::chrono::milliseconds kBudget{500};
   const testing::LogCapture log;
   testing::SimClock clock_;
   SimDisk disk_{{.total_bytes = 1 << 22}};
+  bool latency_turns_the_clock_ = false;
+  SimDisk clocked_disk_{{.total_bytes = 1 << 22, .clock = &clock_}};
   std::unique_ptr<FlashStore> store_;
 };
 
@@ -134,6 +139,62 @@ TEST_F(Fault, ABadBlockCostsItsPageAndNotThoseReadWithIt) {
   EXPECT_EQ(count(outcomes, Code::kIo), 2u);
   EXPECT_GT(disk_.num_faults(), 2u);  // whole stretches failed first
   EXPECT_EQ(store_->keys().size(), 38u);
+  EXPECT_TRUE(store_->consistent());
+}
+
+TEST_F(Fault, ASlowDiskIsLeftAloneUntilItIsFastAgain) {
+  latency_turns_the_clock_ = true;
+  open();
+  EXPECT_EQ(count(calls().put(range(0, 40)), Code::kOk), 40u);
+  const auto keys = testing::keys_of(range(0, 8));
+  EXPECT_EQ(store_->match(keys, {}), 8u);
+
+  clocked_disk_.set_faults({.path_suffix = ".slots", .latency = 2 * kBudget});
+  for (std::uint64_t i = 0; i < Breaker::kNumFailures; ++i) {
+    EXPECT_EQ(count(calls().get(range(i, i + 1)), Code::kOk), 1u) << "slow is not wrong";
+  }
+  EXPECT_EQ(calls().stat("read_breaker_open"), 1u);
+  EXPECT_EQ(store_->match(keys, {}), 0u) << "a hit would be slower than none";
+  EXPECT_EQ(calls().stat("match_declined"), 8u);
+  for (std::uint64_t i = 0; i < Breaker::kNumFailures; ++i) {
+    EXPECT_EQ(count(calls().put(range(100 + i, 101 + i)), Code::kOk), 1u);
+  }
+  EXPECT_EQ(calls().stat("breaker_open"), 1u);
+  EXPECT_EQ(count(calls().put(range(200, 210)), Code::kExhausted), 10u);
+
+  clocked_disk_.set_faults({});
+  clock_.advance(Breaker::kPauseMax);
+  EXPECT_EQ(store_->match(keys, {}), 8u) << "the probe";
+  EXPECT_EQ(store_->match(keys, {}), 0u) << "only one until its outcome is known";
+  EXPECT_EQ(count(calls().get(range(0, 8)), Code::kOk), 8u);
+  EXPECT_EQ(store_->match(keys, {}), 8u);
+  EXPECT_GT(count(calls().put(range(210, 220)), Code::kOk), 0u);
+  EXPECT_EQ(count(calls().put(range(220, 230)), Code::kOk), 10u);
+  EXPECT_EQ(calls().stat("breaker_open") + calls().stat("read_breaker_open"), 0u);
+  EXPECT_TRUE(store_->consistent());
+}
+
+TEST_F(Fault, PagesAreMissesOnceTheyHaveOutlivedTheirTime) {
+  using std::chrono::hours;
+  open(FsyncPolicy::kNone, hours(2));
+  calls().put(range(0, 10));
+  clock_.advance(hours(1));
+  calls().put(range(10, 20));
+  EXPECT_EQ(count(calls().get(range(0, 20)), Code::kOk), 20u);
+  clock_.advance(std::chrono::minutes(90));
+  EXPECT_EQ(store_->match(testing::keys_of(range(0, 4)), {}), 0u);
+  EXPECT_EQ(count(calls().get(range(4, 8)), Code::kNotFound), 4u);
+  EXPECT_EQ(calls().stat("outlived"), 8u);
+  EXPECT_EQ(count(calls().put(range(0, 2)), Code::kOk), 2u) << "stored anew";
+  store_->housekeep();
+  EXPECT_EQ(calls().stat("outlived"), 10u);
+  EXPECT_EQ(store_->keys().size(), 12u);
+  open(FsyncPolicy::kNone, hours(2));
+  EXPECT_EQ(count(calls().get(range(0, 2)), Code::kOk), 2u) << "the time of writing is on the disk";
+  EXPECT_EQ(count(calls().get(range(10, 20)), Code::kOk), 10u);
+  clock_.advance(hours(1));
+  open(FsyncPolicy::kNone, hours(2));
+  EXPECT_EQ(store_->keys().size(), 2u) << "opening sweeps";
   EXPECT_TRUE(store_->consistent());
 }
 

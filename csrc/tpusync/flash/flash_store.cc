@@ -31,6 +31,7 @@ struct FlashStore::Parts {
   std::unique_ptr<Node> node;
   WriteBudget budget;
   Breaker breaker;
+  Breaker read_breaker;
   SlotSpace space;
   std::unique_ptr<IoEngine> io;
   BufferPool buffers;
@@ -43,11 +44,13 @@ struct FlashStore::Parts {
         std::unique_ptr<Node> the_node, std::unique_ptr<Region> region, std::unique_ptr<IoEngine> engine)
       : node(std::move(the_node)),
         budget(*node, clock),
-        breaker(clock),
-        space(*node, std::move(region), clock, counters, extent_slots(options, *node)),
+        breaker(clock, "writing"),
+        read_breaker(clock, "reading"),
+        space(*node, std::move(region), clock, counters, extent_slots(options, *node), options.ttl),
         io(std::move(engine)),
         buffers(base::round_up(options.page_bytes, kSlotAlignBytes)),
-        shop{space, *io, budget, breaker, buffers, counters, clock, options.fsync} {}
+        shop{space,   *io,      budget, breaker,       read_breaker,
+             buffers, counters, clock,  options.fsync, options.latency_budget} {}
 
   static std::uint32_t extent_slots(const FlashOptions& options, const Node& node) {
     const std::uint64_t slot_bytes = base::round_up(options.page_bytes, kSlotAlignBytes);
@@ -222,8 +225,12 @@ Result<BatchTicket> FlashStore::submit_get(const PageBatch& batch) {
 
 std::size_t FlashStore::match(std::span<const PageKey> keys, std::span<const PageKey> prefix) {
   std::shared_lock life(life_mutex_);
-  const std::size_t num_found = parts_ ? parts_->space.match(keys, prefix) : 0;
   counters_.match_keys.add(keys.size());
+  if (parts_ && !parts_->read_breaker.allow()) {
+    counters_.match_declined.add(keys.size());
+    return 0;
+  }
+  const std::size_t num_found = parts_ ? parts_->space.match(keys, prefix) : 0;
   counters_.match_hits.add(num_found);
   return num_found;
 }
@@ -270,6 +277,7 @@ std::vector<metrics::Sample> FlashStore::stats() {
   samples.push_back(
       {"jobs_queued", std::uint64_t{parts_->writers->num_queued() + parts_->readers->num_queued()}});
   samples.push_back({"breaker_open", std::uint64_t{parts_->breaker.open()}});
+  samples.push_back({"read_breaker_open", std::uint64_t{parts_->read_breaker.open()}});
   samples.push_back({"direct_io", std::uint64_t{region.slots().direct()}});
   samples.push_back({"io_engine", std::string(parts_->io->name())});
   samples.push_back({"region", region.name()});

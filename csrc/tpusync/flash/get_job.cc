@@ -19,6 +19,7 @@ class GetJob final : public IoJob {
     for (const PinnedPage& page : pages) slots.push_back(page.slot.slot);
     stretches_ = stretches_of(slots, request.page_bytes, shop.space.region().slot_bytes());
     pieces_.resize(stretches_.size());
+    begun_.resize(stretches_.size());
   }
 
   std::size_t size() const override { return stretches_.size(); }
@@ -29,6 +30,7 @@ class GetJob final : public IoJob {
       for (std::size_t k = stretch.begin; k < stretch.end; ++k) finish(k, code);
       return false;
     }
+    begun_[i] = shop_.clock.now();
     os::File& file = shop_.space.region().slots();
     for (std::size_t k = stretch.begin; k < stretch.end; ++k) {
       buffers_[k] = std::make_unique<PageBuffer>(request_.addresses_of(pages_[k].index), request_.lengths,
@@ -42,6 +44,8 @@ class GetJob final : public IoJob {
   void complete(std::size_t i, Status status) override {
     const Stretch stretch = stretches_[i];
     const bool single = stretch.size() == 1;
+    const bool slow = shop_.clock.now() - begun_[i] > shop_.latency_budget;
+    status && !slow ? shop_.read_breaker.succeeded() : shop_.read_breaker.failed();
     for (std::size_t k = stretch.begin; k < stretch.end; ++k) {
       // One bad block must not cost its neighbours: each is asked for alone.
       take(k, status || single ? status : read_alone(k));
@@ -105,6 +109,7 @@ class GetJob final : public IoJob {
   std::vector<std::unique_ptr<PageBuffer>> buffers_;  // one per page, while it is under way
   std::vector<Stretch> stretches_;
   std::vector<std::vector<iovec>> pieces_;  // one per stretch
+  std::vector<std::chrono::steady_clock::time_point> begun_;
 };
 
 }  // namespace

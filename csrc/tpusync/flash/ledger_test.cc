@@ -47,7 +47,7 @@ TEST(Ledger, UnusedLeasesComeBack) {
 
 TEST(Breaker, OpensAfterFailuresInARowProbesAndCloses) {
   testing::SimClock clock;
-  Breaker breaker(clock);
+  Breaker breaker(clock, "writing");
   for (int i = 0; i < Breaker::kNumFailures; ++i) {
     EXPECT_TRUE(breaker.allow());
     breaker.failed();
@@ -69,7 +69,7 @@ TEST(Breaker, OpensAfterFailuresInARowProbesAndCloses) {
 
 TEST(Breaker, SuccessInBetweenStartsTheCountAnew) {
   testing::SimClock clock;
-  Breaker breaker(clock);
+  Breaker breaker(clock, "writing");
   for (int i = 0; i < 10 * Breaker::kNumFailures; ++i) {
     breaker.failed();
     if (i % (Breaker::kNumFailures - 1) == 0) breaker.succeeded();

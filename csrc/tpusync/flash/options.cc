@@ -29,6 +29,13 @@ base::Status FlashOptions::validate() const {
     return base::fail(Code::kInvalid,
                       fmt::format("num_threads: {}, allowed are 1 to {}", num_threads, kNumThreadsMax));
   }
+  if (ttl && ttl->count() < 1) {
+    return base::fail(Code::kInvalid, fmt::format("ttl: {} s, allowed are 1 and more", ttl->count()));
+  }
+  if (latency_budget.count() < 1) {
+    return base::fail(Code::kInvalid,
+                      fmt::format("latency_budget: {} ms, allowed are 1 and more", latency_budget.count()));
+  }
   return {};
 }
 

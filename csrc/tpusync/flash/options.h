@@ -37,6 +37,8 @@ struct FlashOptions {
   IoKind io = IoKind::kAuto;
   int num_threads = 4;
   bool allow_tmpfs = false;
+  std::optional<std::chrono::seconds> ttl;         // since a page was written; after it the page is a miss
+  std::chrono::milliseconds latency_budget{2000};  // of one transfer: a slower one counts as a failure
 
   std::uint64_t extent_bytes =
       64 * base::kMiB;  // files grow by this much, or by an eighth of a small capacity

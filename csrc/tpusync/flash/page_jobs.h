@@ -23,11 +23,13 @@ struct Workshop {
   SlotSpace& space;
   IoEngine& io;
   WriteBudget& budget;
-  Breaker& breaker;
+  Breaker& breaker;  // of writing
+  Breaker& read_breaker;
   BufferPool& buffers;
   Counters& counters;
   const base::Clock& clock;
   const FsyncPolicy fsync;
+  const std::chrono::milliseconds latency_budget;
   std::atomic<bool> closing = false;       // relaxed: late news only costs one more page
   std::atomic<bool> corrupt_said = false;  // relaxed: guards a log line, nothing else
   std::atomic<bool> unsynced = false;      // relaxed: a hint for the interval policy

@@ -31,6 +31,7 @@ class PutJob final : public IoJob {
     }
     stretches_ = stretches_of(slots_, request_.page_bytes, slot_bytes());
     pieces_.resize(stretches_.size());
+    begun_.resize(stretches_.size());
   }
 
   std::size_t size() const override { return stretches_.size(); }
@@ -44,6 +45,7 @@ class PutJob final : public IoJob {
       }
       return false;
     }
+    begun_[i] = shop_.clock.now();
     for (std::size_t k = stretch.begin; k < stretch.end; ++k) {
       fill(k);
       const auto pieces = writes_[k].buffer->pieces();
@@ -58,6 +60,8 @@ class PutJob final : public IoJob {
   void complete(std::size_t i, Status status) override {
     const Stretch stretch = stretches_[i];
     for (std::size_t k = stretch.begin; k < stretch.end; ++k) writes_[k].buffer.reset();
+    const bool slow = shop_.clock.now() - begun_[i] > shop_.latency_budget;
+    if (status) slow ? shop_.breaker.failed() : shop_.breaker.succeeded();
     if (!status) {
       const Code code = failed(status.error().code, stretch.size());
       for (std::size_t k = stretch.begin; k < stretch.end; ++k) give_up(k, code);
@@ -159,7 +163,6 @@ class PutJob final : public IoJob {
       Code& code = outcome(writes_[k].page) = codes[k - stretch.begin];
       if (code == Code::kOk) {
         shop_.counters.put_bytes.add(request_.page_bytes);
-        shop_.breaker.succeeded();
         shop_.unsynced.store(true, std::memory_order_relaxed);
       } else if (code == Code::kCancelled) {
         shop_.counters.cancelled.add();
@@ -175,6 +178,7 @@ class PutJob final : public IoJob {
   std::vector<SlotId> slots_;  // one per write
   std::vector<Stretch> stretches_;
   std::vector<std::vector<iovec>> pieces_;  // one per stretch
+  std::vector<std::chrono::steady_clock::time_point> begun_;
   std::vector<Stretch> unsynced_;
 };
 

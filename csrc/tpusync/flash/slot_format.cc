@@ -87,6 +87,20 @@ std::optional<WriterMark> decode_writer_mark(std::span<const std::byte, kWriterM
                     .since_unix_ns = load_le<std::int64_t>(bytes.data() + 16)};
 }
 
+namespace {
+constexpr std::int64_t kGenerationEpochUnixNs = 1'735'689'600'000'000'000;  // 2025-01-01
+constexpr std::int64_t kGenerationStepNs = 10'000;
+}  // namespace
+
+std::uint64_t generation_at(std::int64_t unix_ns) {
+  const std::int64_t steps = std::max<std::int64_t>(0, unix_ns - kGenerationEpochUnixNs) / kGenerationStepNs;
+  return std::min(static_cast<std::uint64_t>(steps), kGenerationMax);
+}
+
+std::int64_t generation_unix_ns(std::uint64_t generation) {
+  return kGenerationEpochUnixNs + static_cast<std::int64_t>(generation & kGenerationMax) * kGenerationStepNs;
+}
+
 std::uint64_t record_seed(const Digest& name_space) {
   return base::checksum64(name_space);
 }

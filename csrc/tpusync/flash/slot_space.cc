@@ -21,6 +21,8 @@ using index::to_number;
 namespace {
 // After a refusal: counting the directory for every page would only cost system calls.
 constexpr std::chrono::milliseconds kGrowthRetry{1000};
+// Slots that one call of housekeep() looks at for pages that have outlived their time.
+constexpr std::uint32_t kSweepSlots = 65'536;
 
 // Sorted slots as ranges [begin, end) that lie side by side.
 template <typename Visit>
@@ -34,12 +36,13 @@ void for_each_range(std::span<const SlotId> slots, Visit visit) {
 }  // namespace
 
 SlotSpace::SlotSpace(Node& node, std::unique_ptr<Region> region, const base::Clock& clock, Counters& counters,
-                     std::uint32_t extent_slots)
+                     std::uint32_t extent_slots, std::optional<std::chrono::seconds> ttl)
     : node_(node),
       region_(std::move(region)),
       clock_(clock),
       counters_(counters),
       extent_slots_(extent_slots),
+      ttl_(ttl),
       index_(index::make_lru_order()) {}
 
 void SlotSpace::grow_arrays(std::uint32_t num_slots) {
@@ -99,38 +102,94 @@ Status SlotSpace::recover() {
 
 // ---------------------------------------------------------------- lookups
 
+// Generations below it have outlived their time.
+std::uint64_t SlotSpace::oldest_generation() const {
+  if (!ttl_) return 0;
+  return generation_at(clock_.unix_ns() - std::chrono::nanoseconds(*ttl_).count());
+}
+
+std::vector<SlotId> SlotSpace::find_locked(std::span<const PageKey> keys, std::vector<SlotId>& outlived) {
+  std::vector<SlotId> found = index_.find_all(keys);
+  const std::uint64_t oldest = oldest_generation();
+  if (oldest == 0) return found;
+  for (SlotId& id : found) {
+    if (id == kNoSlot || slots_[id].generation >= oldest) continue;
+    if (slots_[id].state == State::kPresent) {
+      leave_locked(id);
+      ++slots_[id].num_pins;
+      outlived.push_back(id);
+    }
+    id = kNoSlot;
+  }
+  counters_.outlived.add(outlived.size());
+  return found;
+}
+
+void SlotSpace::sweep() {
+  const std::uint64_t oldest = oldest_generation();
+  if (oldest == 0) return;
+  std::vector<SlotId> outlived;
+  {
+    std::lock_guard lock(mutex_);
+    const std::uint32_t num_now = std::min(kSweepSlots, num_slots_);
+    for (std::uint32_t i = 0; i < num_now; ++i, ++next_sweep_) {
+      if (next_sweep_ >= num_slots_) next_sweep_ = 0;
+      const SlotId id{next_sweep_};
+      if (slots_[id].state != State::kPresent || slots_[id].generation >= oldest) continue;
+      leave_locked(id);
+      ++slots_[id].num_pins;
+      outlived.push_back(id);
+    }
+  }
+  counters_.outlived.add(outlived.size());
+  clear_and_free(std::move(outlived));
+}
+
 std::size_t SlotSpace::match(std::span<const PageKey> keys, std::span<const PageKey> prefix) {
-  std::lock_guard lock(mutex_);
-  const std::vector<SlotId> slots = index_.find_all(keys);
-  const auto first_miss = std::find(slots.begin(), slots.end(), kNoSlot);
-  index_.touch_path(prefix, std::span(slots.begin(), first_miss));
-  return static_cast<std::size_t>(first_miss - slots.begin());
+  std::vector<SlotId> outlived;
+  std::size_t num_found = 0;
+  {
+    std::lock_guard lock(mutex_);
+    const std::vector<SlotId> slots = find_locked(keys, outlived);
+    const auto first_miss = std::find(slots.begin(), slots.end(), kNoSlot);
+    index_.touch_path(prefix, std::span(slots.begin(), first_miss));
+    num_found = static_cast<std::size_t>(first_miss - slots.begin());
+  }
+  clear_and_free(std::move(outlived));
+  return num_found;
 }
 
 bool SlotSpace::present(const PageKey& key) {
-  std::lock_guard lock(mutex_);
-  return index_.find(key) != kNoSlot;
+  return contains(std::span(&key, 1)).front();
 }
 
 std::vector<bool> SlotSpace::contains(std::span<const PageKey> keys) {
-  std::lock_guard lock(mutex_);
-  const std::vector<SlotId> slots = index_.find_all(keys);
+  std::vector<SlotId> outlived;
   std::vector<bool> found(keys.size());
-  for (std::size_t i = 0; i < keys.size(); ++i) found[i] = slots[i] != kNoSlot;
+  {
+    std::lock_guard lock(mutex_);
+    const std::vector<SlotId> slots = find_locked(keys, outlived);
+    for (std::size_t i = 0; i < keys.size(); ++i) found[i] = slots[i] != kNoSlot;
+  }
+  clear_and_free(std::move(outlived));
   return found;
 }
 
 std::vector<PinnedSlot> SlotSpace::pin(std::span<const PageKey> keys, std::span<const PageKey> prefix) {
+  std::vector<SlotId> outlived;
   std::vector<PinnedSlot> pinned(keys.size());
-  std::lock_guard lock(mutex_);
-  const std::vector<SlotId> found = index_.find_all(keys);
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    if (found[i] == kNoSlot) continue;
-    Slot& slot = slots_[found[i]];
-    ++slot.num_pins;
-    pinned[i] = {found[i], slot.generation, slot.payload_checksum};
+  {
+    std::lock_guard lock(mutex_);
+    const std::vector<SlotId> found = find_locked(keys, outlived);
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      if (found[i] == kNoSlot) continue;
+      Slot& slot = slots_[found[i]];
+      ++slot.num_pins;
+      pinned[i] = {found[i], slot.generation, slot.payload_checksum};
+    }
+    index_.touch_path(prefix, found);
   }
-  index_.touch_path(prefix, found);
+  clear_and_free(std::move(outlived));
   return pinned;
 }
 
@@ -256,7 +315,8 @@ void SlotSpace::release(SlotId slot) {
 
 std::uint64_t SlotSpace::next_generation() {
   std::lock_guard lock(mutex_);
-  return ++generation_ & kGenerationMax;
+  generation_ = std::max(generation_ + 1, generation_at(clock_.unix_ns()));
+  return generation_ & kGenerationMax;
 }
 
 std::uint64_t SlotSpace::clear_count() {
@@ -365,6 +425,7 @@ std::size_t SlotSpace::clear() {
 // ---------------------------------------------------------------- giving back
 
 void SlotSpace::housekeep() {
+  sweep();
   std::unique_lock lock(mutex_);
   const std::uint32_t num_slots = num_slots_;
   const std::uint32_t limit = limit_;

@@ -37,7 +37,7 @@ struct PinnedSlot {
 class SlotSpace {
  public:
   SlotSpace(Node& node, std::unique_ptr<Region> region, const base::Clock& clock, Counters& counters,
-            std::uint32_t extent_slots);
+            std::uint32_t extent_slots, std::optional<std::chrono::seconds> ttl);
 
   // Reads the table. Call once, before anything else.
   base::Status recover();
@@ -76,7 +76,7 @@ class SlotSpace {
   std::size_t remove(std::span<const index::PageKey> keys);
   std::size_t clear();
 
-  // Gives back what the node asks for. Call now and then.
+  // Gives back what the node asks for, and what has outlived its time. Call now and then.
   void housekeep();
 
   Region& region() { return *region_; }
@@ -101,6 +101,11 @@ class SlotSpace {
   static_assert(sizeof(Slot) == 24);
 
   std::vector<index::SlotId> take_slots(std::size_t num_wanted, base::Code& why_not_more);
+  // Pages that have outlived their time are not found; they leave, and are for clear_and_free().
+  std::vector<index::SlotId> find_locked(std::span<const index::PageKey> keys,
+                                         std::vector<index::SlotId>& outlived);
+  std::uint64_t oldest_generation() const;
+  void sweep();
   void grow_arrays(std::uint32_t num_slots);
   index::SlotId take_free_or_victim();
   base::Status grow();
@@ -116,6 +121,7 @@ class SlotSpace {
   const base::Clock& clock_;
   Counters& counters_;
   const std::uint32_t extent_slots_;
+  const std::optional<std::chrono::seconds> ttl_;
 
   std::mutex resize_mutex_;  // held by the one thread that changes the files' size; before mutex_
   std::mutex mutex_;         // guards all below
@@ -126,6 +132,7 @@ class SlotSpace {
   std::uint32_t limit_ = 0;  // slots from here on are to be given back
   std::uint64_t generation_ = 0;
   std::uint64_t clear_count_ = 0;
+  std::uint32_t next_sweep_ = 0;  // the slot that sweep() goes on with
   std::chrono::steady_clock::time_point next_growth_{};
   std::uint64_t recovered_entries_ = 0;
   double recovery_ms_ = 0;

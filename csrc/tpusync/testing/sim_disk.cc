@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::uint64_t kBlockBytes = 4096;
 constexpr std::uint64_t kSectorBytes = 512;
-constexpr std::int64_t kEpochUnixNs = 1'700'000'000'000'000'000;
+constexpr std::int64_t kEpochUnixNs = 1'800'000'000'000'000'000;
 
 std::string parent_of(const std::string& path) {
   return path.substr(0, path.rfind('/'));
@@ -192,6 +192,7 @@ class SimDisk::OpenFile final : public os::File {
   void pause(std::unique_lock<std::mutex>& lock) const {
     const auto latency = disk_.faults_.latency;
     if (latency.count() == 0 || !ends_with(path_, disk_.faults_.path_suffix)) return;
+    if (disk_.options_.clock != nullptr) return disk_.options_.clock->advance(latency);
     lock.unlock();
     std::this_thread::sleep_for(latency);
     lock.lock();

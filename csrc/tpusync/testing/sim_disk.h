@@ -21,9 +21,9 @@ struct SimFaults {
   std::string path_suffix;
   std::uint64_t read_error_1_in = 0;
   std::uint64_t write_error_1_in = 0;
-  std::uint64_t torn_write_1_in = 0;         // a prefix is written, success is reported
-  std::uint64_t misdirected_write_1_in = 0;  // goes to another 4 KiB place of the file, success is reported
-  std::uint64_t bit_rot_1_in = 0;            // a bit of what a read touches flips for good
+  std::uint64_t torn_write_1_in = 0;           // a prefix is written, success is reported
+  std::uint64_t misdirected_write_1_in = 0;    // goes to another 4 KiB place of the file, success is reported
+  std::uint64_t bit_rot_1_in = 0;              // a bit of what a read touches flips for good
   std::vector<std::uint64_t> bad_blocks = {};  // numbers of 4 KiB blocks whose reads fail
   std::chrono::microseconds latency{0};
 };
@@ -37,6 +37,7 @@ class SimDisk final : public os::FileSystem {
     std::size_t direct_align_bytes = 0;  // 0: no direct transfers; else misaligned ones are errors
     bool in_memory = false;              // says of itself that it is a tmpfs
     bool read_only = false;
+    class SimClock* clock = nullptr;  // latency turns it, if there is one, and is slept otherwise
   };
   explicit SimDisk(Options options);
   ~SimDisk() override;

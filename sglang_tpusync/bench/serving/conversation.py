@@ -51,6 +51,9 @@ def measure_conversation(directory: Path, say: Callable[[str], None]) -> Convers
     first = [("system", _SYSTEM), ("user", _FIRST)]
     with started(plan, directory, say) as engines:
         reference, ours = engines
+        warm_up = tokenizer.encode([("system", _SYSTEM), ("user", "Good morning!")])  # shares no whole page with them
+        reference.ask(warm_up)
+        ours.ask(warm_up)
         cold_1 = ours.ask(tokenizer.encode(first))
         nocache_1 = reference.ask(tokenizer.encode(first))
         turns = [*first, ("assistant", tokenizer.decode(cold_1.ids)), ("user", _SECOND)]
@@ -61,6 +64,7 @@ def measure_conversation(directory: Path, say: Callable[[str], None]) -> Convers
         say("kill -9 in the middle of the conversation")
         ours.crash()
         ours.restart()
+        ours.ask(warm_up)
         restart_2 = ours.ask(second)
     transcript = [*turns, ("assistant", tokenizer.decode(restart_2.ids))]
     bytes_per_token = kv_bytes_per_token("smollm2")
