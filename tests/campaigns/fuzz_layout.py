@@ -14,9 +14,9 @@ from pathlib import Path
 from sglang_tpusync.bench.report import Row
 from sglang_tpusync.errors import UnsupportedError
 from tests.campaigns.campaign import as_count, fraction, main
+from tests.campaigns.room_program import build_layout_program
 
-ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ROOT / "csrc" / "tpusync"
+FLAGS = ["-O1", "-g", "-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=all"]
 SEEDS = (
     b"{3,2,1,0:T(8,128)(2,1)}",
     b"{1,0:T(64,128)(8,1)E(4)S(5)}",
@@ -31,21 +31,6 @@ def _clang() -> str:
         if shutil.which(name):
             return name
     raise UnsupportedError("fuzz_layout needs clang++ with libFuzzer (apt-get install clang)")
-
-
-def _build(directory: Path) -> Path:
-    """Compiles the room and the target; all of it in one go, a minute or so."""
-    files = [path for path in (SOURCES / "layout").glob("*.cc") if not path.name.endswith("_test.cc")]
-    files += [
-        SOURCES / "base" / "error.cc",
-        SOURCES / "base" / "checksum.cc",
-        ROOT / "csrc" / "fuzz" / "layout_fuzzer.cc",
-    ]
-    flags = ["-std=c++20", "-O1", "-g", "-DFMT_HEADER_ONLY=1", f"-I{ROOT / 'csrc'}"]
-    flags += ["-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=all"]
-    target = directory / "layout_fuzzer"
-    subprocess.run([_clang(), *flags, *map(str, files), "-o", str(target)], check=True)
-    return target
 
 
 def run(seed: int, runs: int) -> list[Row]:
@@ -68,7 +53,7 @@ def run(seed: int, runs: int) -> list[Row]:
             seeds.append(plan(src, dst).encode())
         for number, data in enumerate(seeds):
             (corpus / str(number)).write_bytes(data)
-        target = _build(directory)
+        target = build_layout_program(_clang(), "fuzz/layout_fuzzer.cc", FLAGS, directory / "layout_fuzzer")
         command = [str(target), str(corpus), f"-max_total_time={runs}", f"-seed={seed or 1}", "-print_final_stats=1"]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=directory)
         counted = re.search(r"stat::number_of_executed_units:\s+(\d+)", done.stderr)

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "tpusync/layout/apply_nest.h"
+
 namespace tpusync::device {
 
 using base::Code;
@@ -21,10 +23,10 @@ constexpr std::uint64_t kStreamingBytesMin = std::uint64_t{4} << 20;  // beyond 
 // One copy or, without pieces, a marker.
 struct CopyStream::Job {
   exec::TicketSource source;
-  layout::PageCopyPlan plan;  // runs cut into pieces of about kPieceBytes over all layers and parts
+  layout::PageCopyPlan plan;  // its items are pieces of about kPieceBytes over all layers and parts
   std::vector<Buffer> dst_buffers, src_buffers;
   layout::Stores stores = layout::Stores::kCached;
-  std::vector<std::size_t> piece_begins;  // index of the first run of each piece, then the number of runs
+  std::vector<std::size_t> piece_begins;  // index of the first item of each piece, then the number of items
   // Hands out pieces. Relaxed: the queue of the executor orders the job's content before its workers.
   std::atomic<std::size_t> next_piece = 0;
   // Workers that may still touch bytes. Acquire-release: the last to leave has seen all that the others
@@ -35,11 +37,12 @@ struct CopyStream::Job {
   void share_out();
   void run_pieces();
   void copy_piece(std::size_t piece) const;
+  void copy_item(std::byte* dst, const std::byte* src, std::size_t item) const;
 };
 
-// Cuts the runs such that a piece holds about kPieceBytes when it is repeated for every layer and part.
+// Cuts the plan such that a piece holds about kPieceBytes when it is repeated for every layer and part.
 void CopyStream::Job::share_out() {
-  if (plan.runs.empty() || plan.num_layers == 0) return;
+  if (plan.num_items() == 0 || plan.num_layers == 0) return;
   const std::uint64_t repeats = plan.num_layers * plan.num_parts(dst_buffers.size());
   const std::uint64_t target = std::max(kRunBytesMin, kPieceBytes / std::max<std::uint64_t>(1, repeats));
   std::vector<layout::CopyRun> cut;
@@ -49,14 +52,14 @@ void CopyStream::Job::share_out() {
   const std::uint64_t total = plan.size_bytes_per_part * plan.num_parts(dst_buffers.size());
   if (total >= kStreamingBytesMin) stores = layout::Stores::kStreaming;
   std::uint64_t size = target;
-  for (std::size_t i = 0; i < plan.runs.size(); ++i) {
+  for (std::size_t i = 0; i < plan.num_items(); ++i) {
     if (size >= target) {
       piece_begins.push_back(i);
       size = 0;
     }
-    size += plan.runs[i].size_bytes();
+    size += plan.item_bytes(i);
   }
-  piece_begins.push_back(plan.runs.size());
+  piece_begins.push_back(plan.num_items());
 }
 
 void CopyStream::Job::run_pieces() {
@@ -76,12 +79,17 @@ void CopyStream::Job::copy_piece(std::size_t piece) const {
       const Buffer& src = src_buffers[part * plan.src_buffers_per_part + (src_per_layer ? layer : 0)];
       std::byte* to = dst.base + layer * plan.dst_layer_stride;
       const std::byte* from = src.base + layer * plan.src_layer_stride;
-      for (std::size_t run = piece_begins[piece]; run < piece_begins[piece + 1]; ++run) {
-        layout::copy_run(to, from, plan.runs[run], stores);
+      for (std::size_t item = piece_begins[piece]; item < piece_begins[piece + 1]; ++item) {
+        copy_item(to, from, item);
       }
     }
   }
   if (stores == layout::Stores::kStreaming) layout::streaming_fence();
+}
+
+void CopyStream::Job::copy_item(std::byte* dst, const std::byte* src, std::size_t item) const {
+  if (plan.nests.empty()) return layout::copy_run(dst, src, plan.runs[item], stores);
+  layout::apply_nest(dst, src, plan.nests[item], layout::best_shuffle_kernels(), stores);
 }
 
 namespace {
@@ -117,7 +125,8 @@ Status check_extents(const PageCopy& copy) {
   if (!dst) return tl::unexpected(dst.error());
   const auto src = sorted_extents(copy.src_buffers, "source");
   if (!src) return tl::unexpected(src.error());
-  const bool packed = copy.dst.token_stride() == copy.dst.row_bytes() || copy.dst.buffers_per_part() == 1;
+  const bool packed =
+      copy.dst.tiles() || copy.dst.token_stride() == copy.dst.row_bytes() || copy.dst.buffers_per_part() == 1;
   for (std::size_t i = 1; packed && i < dst->size(); ++i) {
     if ((*dst)[i].begin < (*dst)[i - 1].end)
       return overlap_error("destination buffers", (*dst)[i - 1], (*dst)[i]);

@@ -208,6 +208,31 @@ TEST_F(CopyStreamTest, LayersMayShareAnAllocationWhoseRowsAreApart) {
   EXPECT_TRUE(pools.host_holds_device());
 }
 
+TEST_F(CopyStreamTest, TilesGoToRowsAndBack) {
+  const layout::Dims dims{40, 64, 8, 128};
+  const auto dtype = layout::parse_dtype("BF16").value();
+  const auto tiles = layout::TiledLayout::parse("{3,2,1,0:T(8,128)(2,1)}", dtype, dims).value();
+  const auto keys = layout::TiledPool::make(tiles, {{0, 1}, {2}, {3}}).value();
+  Pools pools(40 * 64, 8 * 128 * 2);
+  pools.device = layout::PageGeometry::tiled(keys, 2, 64).value();
+  const auto before = pools.layers;
+  const auto ticket = stream_->submit_copy(pools.to_host());
+  EXPECT_TRUE(ticket.wait());
+  ASSERT_TRUE(ticket.status()) << ticket.status().error().message;
+  // The words of a tile hold two heads, lane by lane: head 1, element 5 of slot 70 in layer 1.
+  const std::uint64_t in_tiles = tiles.offset_elements(layout::Dims{1, 6, 1, 5}) * 2;
+  const std::uint64_t in_rows = (70 * 2 + 1) * 8 * 128 * 2 + (1 * 128 + 5) * 2;
+  EXPECT_EQ(pools.pool[in_rows], pools.layers[1][in_tiles]);
+  for (auto& layer : pools.layers) std::fill(layer.begin(), layer.end(), std::byte{0});
+  EXPECT_TRUE(stream_->submit_copy(pools.to_device()).wait());
+  EXPECT_EQ(pools.layers, before);
+  EXPECT_FALSE(pools.host_holds_device());
+
+  pools.device_buffers[1].size_bytes -= 1;
+  EXPECT_NE(stream_->submit_copy(pools.to_host()).status().error().message.find("source buffer 1"),
+            std::string::npos);
+}
+
 TEST(HostDevice, RefusesTooManyThreadsAndStreams) {
   EXPECT_EQ(HostDevice::open(0).error().code, Code::kInvalid);
   auto device = HostDevice::open(1).value();

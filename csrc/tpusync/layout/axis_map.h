@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "tpusync/base/error.h"
+
 namespace tpusync::layout {
 
 // A value, in elements.
@@ -23,5 +25,12 @@ struct AxisMap {
   }
   friend bool operator==(const AxisMap&, const AxisMap&) = default;
 };
+
+// Two dimensions as one: index i is (i / minor_size, i % minor_size). kUnsupported where the map repeats too
+// late.
+base::Result<AxisMap> joined(const AxisMap& major, const AxisMap& minor, std::uint64_t minor_size);
+
+// The map of the indices first, first + step, first + 2 * step, ... kUnsupported as above.
+base::Result<AxisMap> every(const AxisMap& map, std::uint64_t first, std::uint64_t step);
 
 }  // namespace tpusync::layout

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "tpusync/layout/tiled_copy.h"
+
 namespace tpusync::layout {
 
 using base::Code;
@@ -167,6 +169,7 @@ Result<PageCopyPlan> plan_page_copy(const PageGeometry& dst, const PageGeometry&
   TPUSYNC_TRY(check_pages(src, "source", src_slots));
 
   PageCopyPlan plan{.runs = {},
+                    .nests = {},
                     .first_layer = std::uint64_t(layers.begin),
                     .num_layers = std::uint64_t(layers.end - layers.begin),
                     .src_layer_stride = src.layer_stride(),
@@ -184,7 +187,11 @@ Result<PageCopyPlan> plan_page_copy(const PageGeometry& dst, const PageGeometry&
                         fmt::format("page copy: a destination slot in [{}, {}) is given twice", span.dst_slot,
                                     span.dst_slot + span.size));
     }
-    append_span(dst, src, span, plan.runs);
+    if (dst.tiles() || src.tiles()) {
+      TPUSYNC_TRY(append_tiled_span({dst, span.dst_slot}, {src, span.src_slot}, span.size, plan.nests));
+    } else {
+      append_span(dst, src, span, plan.runs);
+    }
     at += span.size;
   }
   plan.size_bytes_per_part = dst.row_bytes() * dst_slots.size() * plan.num_layers;
@@ -200,11 +207,15 @@ Status PageCopyPlan::check(std::span<const std::uint64_t> dst_sizes,
         fmt::format("page copy: {} source buffers at {} a part for {} destination buffers at {} a part",
                     src_sizes.size(), src_buffers_per_part, dst_sizes.size(), dst_buffers_per_part));
   }
-  if (runs.empty() || num_layers == 0) return {};
+  if (num_items() == 0 || num_layers == 0) return {};
   std::uint64_t dst_runs_end = 0, src_runs_end = 0;
   for (const CopyRun& run : runs) {
     dst_runs_end = std::max(dst_runs_end, dst_end(run).value_or(kBeyondAnyBuffer));
     src_runs_end = std::max(src_runs_end, src_end(run).value_or(kBeyondAnyBuffer));
+  }
+  for (const CopyNest& nest : nests) {
+    dst_runs_end = std::max(dst_runs_end, nest.dst_end() / 8);
+    src_runs_end = std::max(src_runs_end, nest.src_end() / 8);
   }
   TPUSYNC_TRY(
       check_side("destination", dst_sizes, *this, dst_runs_end, dst_layer_stride, dst_buffers_per_part));

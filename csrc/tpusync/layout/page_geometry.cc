@@ -5,6 +5,8 @@
 #include <initializer_list>
 #include <utility>
 
+#include "tpusync/layout/runs.h"
+
 namespace tpusync::layout {
 
 using base::Code;
@@ -134,12 +136,62 @@ Result<PageGeometry> PageGeometry::host(const HostOptions& o) {
   return g;
 }
 
+Result<PageGeometry> PageGeometry::tiled(TiledPool layer, std::int64_t num_layers, std::int64_t page_size) {
+  TPUSYNC_TRY(check_positive({{"num_layers", num_layers}, {"page_size", page_size}}));
+  const auto num_slots =
+      static_cast<std::int64_t>(layer.num_slots());  // a layout has less than 2^60 elements
+  TPUSYNC_TRY(check_num_slots(num_slots));
+  if (num_slots % page_size != 0) {
+    return base::fail(
+        Code::kInvalid,
+        fmt::format("page geometry: num_slots {} is no multiple of page_size {}", num_slots, page_size));
+  }
+  TPUSYNC_TRY(check_pool_bytes(
+      {{"num_layers", num_layers}, {"padded bytes of a layer", std::int64_t(layer.layer().padded_bytes())}}));
+  PageGeometry g;
+  g.num_layers_ = num_layers;
+  g.num_slots_ = layer.num_slots();
+  g.page_size_ = page_size;
+  g.num_heads_ = layer.num_heads();
+  g.head_bytes_ = layer.head_bytes();
+  g.tiles_ = std::make_shared<const TiledPool>(std::move(layer));
+  return g;
+}
+
+bool operator==(const PageGeometry& a, const PageGeometry& b) {
+  const bool same_tiles = a.tiles_ && b.tiles_ ? *a.tiles_ == *b.tiles_ : a.tiles_ == b.tiles_;
+  return same_tiles && a.numbers() == b.numbers();
+}
+
+Result<std::vector<CopyRun>> PageGeometry::runs(std::int64_t page, std::int64_t layer) const {
+  const std::uint64_t num_pages = num_slots_ / page_size_;
+  if (page < 0 || static_cast<std::uint64_t>(page) >= num_pages || layer < 0 ||
+      static_cast<std::uint64_t>(layer) >= num_layers_) {
+    return base::fail(Code::kInvalid, fmt::format("page geometry: page {} of {} in layer {} of {}", page,
+                                                  num_pages, layer, num_layers_));
+  }
+  const std::uint64_t slot = static_cast<std::uint64_t>(page) * page_size_;
+  if (tiles_) {
+    const AxisRange box[] = {{tiles_->slots(), slot, page_size_},
+                             {tiles_->heads(), 0, num_heads_},
+                             {tiles_->elements(), 0, tiles_->num_elements()}};
+    return runs_of(box, tiles_->layer().element_bits());
+  }
+  const AxisMap tokens{token_stride_}, heads{head_stride_}, bytes{1};
+  const AxisRange box[] = {{tokens, 0, page_size_}, {heads, 0, num_heads_}, {bytes, 0, head_bytes_}};
+  auto runs = runs_of(box, 8);
+  if (!runs) return runs;
+  for (CopyRun& run : *runs)
+    run.src_offset += offset(slot, 0) + static_cast<std::uint64_t>(layer) * layer_stride_;
+  return runs;
+}
+
 std::uint64_t PageGeometry::offset(std::uint64_t slot, std::uint64_t head) const {
   return slot / page_size_ * page_stride_ + slot % page_size_ * token_stride_ + head * head_stride_;
 }
 
 std::uint64_t PageGeometry::span_slots() const {
-  return page_stride_ == page_size_ * token_stride_ ? num_slots_ : page_size_;
+  return !tiles_ && page_stride_ == page_size_ * token_stride_ ? num_slots_ : page_size_;
 }
 
 }  // namespace tpusync::layout

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <utility>
+
 namespace tpusync::layout {
 
 using base::Code;
@@ -12,7 +14,6 @@ using base::Status;
 namespace {
 
 constexpr std::int64_t kDimMax = std::int64_t{1} << 48;
-constexpr std::uint64_t kPeriodMax = std::uint64_t{1} << 22;
 
 tl::unexpected<base::Error> refuse(std::size_t shard, std::string_view what) {
   return base::fail(Code::kInvalid, fmt::format("shard {}: {}", shard, what));
@@ -109,8 +110,6 @@ Status complete(ShardSpec& spec) {
   return {};
 }
 
-// Index i of layout dimensions (a, b) is (i / size_b, i % size_b): map(i) = map_a(i / size_b) + map_b(i %
-// size_b).
 Result<AxisMap> axis_of(const Shard& shard, std::size_t dim) {
   AxisMap out;
   for (const std::size_t axis : shard.axes[dim]) {
@@ -119,16 +118,9 @@ Result<AxisMap> axis_of(const Shard& shard, std::size_t dim) {
       out = minor;
       continue;
     }
-    const auto size = static_cast<std::uint64_t>(shard.layout.dims()[axis]);
-    if (size == 0 || size > kPeriodMax / out.period()) {
-      return base::fail(Code::kUnsupported,
-                        fmt::format("dimension {} repeats after more than {} elements", dim, kPeriodMax));
-    }
-    AxisMap joined{.stride = out.stride, .within = {}};
-    joined.within.reserve(out.period() * size);
-    for (std::uint64_t i = 0; i < out.period() * size; ++i)
-      joined.within.push_back(out(i / size) + minor(i % size));
-    out = std::move(joined);
+    auto both = joined(out, minor, static_cast<std::uint64_t>(shard.layout.dims()[axis]));
+    if (!both) return both;
+    out = *std::move(both);
   }
   return out;
 }
