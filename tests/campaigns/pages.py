@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sglang_tpusync._core import KEY_BYTES, FlashStore
 
-PAGE_BYTES = 192 * 1024 + 512  # no multiple of the slot alignment
+PAGE_BYTES = 64 * 1024  # fills its slot, and is small enough that neighbours move in one transfer
 NAMESPACE = hashlib.sha256(b"campaign").digest()
 TIMEOUT_S = 60.0
 

@@ -216,28 +216,6 @@ TEST_F(Fault, ReadOnlyRemountRefusesWritesAndReadsGoOn) {
   EXPECT_TRUE(store_->consistent());
 }
 
-TEST_F(Fault, PowerCutLosesNothingAcknowledgedUnderAlwaysAndNothingIsWrongUnderAny) {
-  for (const FsyncPolicy policy : {FsyncPolicy::kAlways, FsyncPolicy::kInterval, FsyncPolicy::kNone}) {
-    for (std::uint64_t round = 0; round < 20; ++round) {
-      open(policy);
-      store_->clear();
-      const std::uint64_t base = round * 1000 + static_cast<std::uint64_t>(policy) * 100'000;
-      EXPECT_EQ(count(calls().put(range(base, base + 20)), Code::kOk), 20u);
-      if (policy == FsyncPolicy::kInterval) store_->housekeep();
-      EXPECT_EQ(count(calls().put(range(base + 20, base + 30)), Code::kOk), 10u);
-      store_.reset();
-      disk_.power_cut();
-      open(policy);
-      const auto outcomes = calls().get(range(base, base + 30));
-      EXPECT_EQ(count(outcomes, Code::kUnsupported), 0u);
-      const std::size_t num_promised = policy == FsyncPolicy::kAlways     ? 30
-                                       : policy == FsyncPolicy::kInterval ? 20
-                                                                          : 0;
-      for (std::size_t i = 0; i < num_promised; ++i) EXPECT_EQ(outcomes[i], Code::kOk) << i;
-    }
-  }
-}
-
 TEST_F(Fault, CancelledBatchStopsAndEveryTicketResolves) {
   open();
   disk_.set_faults({.path_suffix = ".slots", .latency = std::chrono::milliseconds(2)});
