@@ -16,6 +16,11 @@ KEY_BYTES: int  # 32, a SHA-256
 # Outcome of one page of a batch: 0 ok, else a code of base/error.h. OUTCOME_NAMES[code] is its name.
 OUTCOME_NAMES: tuple[str, ...]
 
+def take_log_lines() -> list[tuple[Literal["debug", "info", "warning", "error"], str]]:
+    """What the core had to say since the last call, oldest first, at most the newest 256 lines. From the first call on
+    nothing goes to standard error any more.
+    """
+
 @final
 class Ticket:
     """The receipt for work that runs elsewhere. Thread-safe."""

@@ -108,7 +108,9 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
             )
         self._pages = PageAddresses(mem_pool_host)
         self.namespace = namespace_of(mem_pool_host, self._config, self.options.fingerprint)
+        forward_log()  # from here on they come to us
         self._store = _open_store(self.options, self.namespace, self._pages.page_bytes)
+        forward_log()
         logger.info(
             "store of KV pages: namespace %s, %d bytes a page, in %s",
             self.namespace.digest.hex()[:16],
@@ -219,6 +221,7 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
         if store is not None:
             self.traffic.log_summary(store.stats(), "at close")
             store.close()
+            forward_log()
 
     def get_stats(self) -> Any:
         """SGLang's StorageMetrics of the batches since the last call."""
@@ -291,8 +294,15 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
         return f"weights changed ({runtime.weights.changed_by})" if runtime.weights.changed_by else "not open"
 
     def _summarize(self) -> None:
+        forward_log()
         if self.traffic.summary_is_due():
             self.traffic.log_summary(self._store.stats(), "so far")
+
+
+def forward_log() -> None:
+    """Lines of the core to the logger of this package."""
+    for level, message in _core.take_log_lines():
+        logger.log(logging.getLevelNamesMapping()[level.upper()], "%s", message)
 
 
 def refuse_side_pool(name: str) -> NoReturn:

@@ -7,6 +7,7 @@ which answers rows. A smoke of each runs with the tests.
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +15,9 @@ from pathlib import Path
 from sglang_tpusync.bench.host import describe_host
 from sglang_tpusync.bench.report import Row, meets_goal, write_report
 
-__all__ = ["fraction", "main"]
+__all__ = ["as_count", "bound", "build_target", "fraction", "main"]
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def main(name: str, run: Callable[[int, int], list[Row]], *, runs: int) -> None:
@@ -33,6 +36,23 @@ def main(name: str, run: Callable[[int, int], list[Row]], *, runs: int) -> None:
         host = describe_host(seed=options.seed, runs=options.runs)
         write_report(options.json_file, name, host, rows)
     sys.exit(1 if missed else 0)
+
+
+def build_target(name: str) -> Path:
+    """Builds a program of the C++ side and answers where it is."""
+    directory = ROOT / "build" / "campaign"
+    options = ["-G", "Ninja", "-DTPUSYNC_PYTHON=OFF", "-DTPUSYNC_TESTS=ON"]
+    subprocess.run(["cmake", "-S", ROOT, "-B", directory, *options], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(["cmake", "--build", directory, "--target", name], check=True, stdout=subprocess.DEVNULL)
+    return directory / name
+
+
+def bound(case: str, value: float, unit: str, most: float) -> Row:
+    """A number that may be at most so large."""
+    return Row(
+        case=case, value=value, unit=unit, better="lower", limit="the bound", limit_value=most, ratio=value / most,
+        goal=1.0,
+    )  # fmt: skip
 
 
 def fraction(case: str, part: int, whole: int, limit: str) -> Row:

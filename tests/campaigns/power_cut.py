@@ -8,17 +8,13 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from pathlib import Path
 
 from sglang_tpusync.bench.report import Row
-from tests.campaigns.campaign import as_count, fraction, main
-
-ROOT = Path(__file__).resolve().parents[2]
-TARGET = "tpusync_flash_test"
+from tests.campaigns.campaign import as_count, build_target, fraction, main
 
 
 def run(seed: int, runs: int) -> list[Row]:
-    test = _build(ROOT / "build" / "campaign")
+    test = build_target("tpusync_flash_test")
     environment = {**os.environ, "TPUSYNC_TEST_ROUNDS": str(runs), "TPUSYNC_TEST_SEED": str(seed)}
     command = [str(test), "--gtest_filter=*PowerCut*"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
@@ -31,13 +27,6 @@ def run(seed: int, runs: int) -> list[Row]:
         as_count("power cuts", [runs * held]),
         fraction("properties that hold over all power cuts", held, int(ran[1]) if ran else 0, "all of them"),
     ]
-
-
-def _build(directory: Path) -> Path:
-    options = ["-G", "Ninja", "-DTPUSYNC_PYTHON=OFF", "-DTPUSYNC_TESTS=ON"]
-    subprocess.run(["cmake", "-S", ROOT, "-B", directory, *options], check=True, stdout=subprocess.DEVNULL)
-    subprocess.run(["cmake", "--build", directory, "--target", TARGET], check=True, stdout=subprocess.DEVNULL)
-    return directory / TARGET
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sglang_tpusync._core import FlashStore
 from sglang_tpusync.bench.report import Row
-from tests.campaigns.campaign import as_count, fraction, main
+from tests.campaigns.campaign import as_count, bound, fraction, main
 from tests.campaigns.pages import PAGE_BYTES, chain_keys, get, open_store, put
 
 CAPACITY_BYTES = 128 << 20
@@ -49,9 +49,9 @@ def run(seed: int, runs: int) -> list[Row]:
         store.close()
     return [
         *rows,
-        _bound("bytes written to the disk per byte accepted", written / accepted, "bytes/byte", AMPLIFICATION_GOAL),
-        _bound("resident memory at the end, of that after it filled", end[0] / settled[0], "ratio", GROWTH_GOAL),
-        _bound("file descriptors at the end, of those after it filled", end[1] / settled[1], "ratio", 1.0),
+        bound("bytes written to the disk per byte accepted", written / accepted, "bytes/byte", AMPLIFICATION_GOAL),
+        bound("resident memory at the end, of that after it filled", end[0] / settled[0], "ratio", GROWTH_GOAL),
+        bound("file descriptors at the end, of those after it filled", end[1] / settled[1], "ratio", 1.0),
     ]
 
 
@@ -62,13 +62,6 @@ def _rows(store: FlashStore, runs: int, wrong: int, served: int, over: int, look
         fraction("served pages whose bytes are right", served - wrong, served, "all of them"),
         fraction("looks at the directory that found it below its cap", looks - over, looks, "all of them"),
     ]
-
-
-def _bound(case: str, value: float, unit: str, bound: float) -> Row:
-    return Row(
-        case=case, value=value, unit=unit, better="lower", limit="the bound", limit_value=bound, ratio=value / bound,
-        goal=1.0,
-    )  # fmt: skip
 
 
 def _usage() -> tuple[int, int]:

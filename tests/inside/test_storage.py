@@ -338,3 +338,20 @@ def test_every_rank_of_a_replicated_latent_writes(tmp_path: Path) -> None:
     assert storage.namespace is not None
     assert storage.namespace.fields["heads"] == {"latent_bytes": 64}
     storage.close()
+
+
+def test_the_core_speaks_through_the_logger(
+    opened: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from sglang_tpusync.testing.tamper import flip_payload_byte
+
+    pool = make_pool()
+    storage = opened(pool)
+    storage.batch_set_v1(keys(1), slots(0))
+    storage.close()
+    flip_payload_byte(tmp_path / "store", bytes.fromhex(keys(1)[0]), 100)
+    with caplog.at_level("INFO", logger="sglang_tpusync"):
+        assert opened(pool).batch_get_v1(keys(1), slots(1)) == [False]
+    lines = [record for record in caplog.records if "does not hold what was written to it" in record.message]
+    assert [record.levelname for record in lines] == ["WARNING"]
+    assert "does not hold" not in capfd.readouterr().err
