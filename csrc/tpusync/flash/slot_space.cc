@@ -43,7 +43,7 @@ SlotSpace::SlotSpace(Node& node, std::unique_ptr<Region> region, const base::Clo
       counters_(counters),
       extent_slots_(extent_slots),
       ttl_(ttl),
-      index_(index::make_lru_order()) {}
+      index_(index::make_reuse_order()) {}
 
 void SlotSpace::grow_arrays(std::uint32_t num_slots) {
   index_.grow_to(num_slots);
