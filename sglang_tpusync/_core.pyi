@@ -249,3 +249,40 @@ class layout:  # a submodule; sglang_tpusync/layout.py says what it means
         dst_dtype: str,
         dst: list[tuple[list[int], list[int], list[int], layout.TiledLayout, list[list[int]]]],
     ) -> layout.Plan: ...
+
+class store:  # a submodule; sglang_tpusync/store/ says what it means. Raises StorageError for what cannot be read
+    FORMAT_VERSION: int
+
+    @staticmethod
+    def view(path: str) -> dict[str, Any]:
+        """Names, sizes, headers and locks of a store directory; writes nothing."""
+    @staticmethod
+    def limits(
+        *,
+        path: str,
+        capacity_bytes: int | None,
+        floor_bytes: int | None,
+        write_budget_bytes_per_day: int | None,
+    ) -> dict[str, int | None]:
+        """The limits that a process with these options would have, and what is left of the day's budget."""
+    @staticmethod
+    def summarize(base_path: str, namespace: bytes | None, num_trees_max: int) -> dict[str, Any]:
+        """Entries of a region, and its largest trees of pages that continue each other."""
+    @staticmethod
+    def remove_region(path: str, base_path: str) -> None: ...
+    @staticmethod
+    def remove_orphans(path: str, *, dry_run: bool) -> list[str]: ...
+
+    @final
+    class RegionCheck:
+        """Compares all that a region says with what it holds. For one thread at a time."""
+
+        def __init__(self, base_path: str, namespace: bytes | None) -> None: ...
+        def step(self, num_bytes: int) -> bool:
+            """Goes on for about `num_bytes` of payload; False once all is done."""
+        @property
+        def progress(self) -> dict[str, int]: ...
+        @property
+        def findings(self) -> list[dict[str, Any]]: ...
+        def repair(self, path: str, base_path: str) -> int:
+            """Settles the findings of a finished check, unless the region has a writer; answers how many."""

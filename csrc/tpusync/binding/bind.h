@@ -22,6 +22,7 @@ void bind_evict(py::module_& module);
 void bind_flash(py::module_& module);
 void bind_layout(py::module_& module);
 void bind_log(py::module_& module);
+void bind_store(py::module_& module);
 void bind_ticket(py::module_& module);
 
 // Throws the exception of sglang_tpusync.errors that stands for the code. Call with the GIL held.

@@ -8,4 +8,5 @@ PYBIND11_MODULE(_core, module) {
   tpusync::binding::bind_flash(module);
   tpusync::binding::bind_layout(module);
   tpusync::binding::bind_log(module);
+  tpusync::binding::bind_store(module);
 }

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "tpusync/base/log.h"
+#include "tpusync/flash/limits.h"
 
 namespace tpusync::flash {
 
@@ -17,8 +18,6 @@ using base::Status;
 
 namespace {
 
-constexpr std::uint64_t kCapacityDefaultMax = 200'000'000'000;
-constexpr std::uint64_t kDefaultFraction = 5;  // 20 %
 constexpr int kNumRegionsMax = 1000;
 constexpr std::size_t kIdentityBytesMax = base::kMiB;
 // A process that was stopped while it held the directory must not stop the others.
@@ -84,18 +83,12 @@ Status Node::choose_limits(const FlashOptions& options) {
   if (!space) return tl::unexpected(space.error());
   const auto used = used_bytes();
   if (!used) return tl::unexpected(used.error());
-  for (const auto& [name, value] :
-       {std::pair{"capacity_bytes", options.capacity_bytes}, std::pair{"floor_bytes", options.floor_bytes}}) {
-    if (!value || *value <= space->total_bytes) continue;
-    return base::fail(Code::kInvalid, fmt::format("{}: {} is more than the file system of {} has, {} bytes",
-                                                  name, *value, path_.root, space->total_bytes));
-  }
-  const std::uint64_t available = space->available_bytes + *used;
-  capacity_bytes_ =
-      options.capacity_bytes.value_or(std::min(available / kDefaultFraction, kCapacityDefaultMax));
-  floor_bytes_ = options.floor_bytes.value_or(space->total_bytes / kDefaultFraction);
-  budget_bytes_per_day_ = options.write_budget_bytes_per_day.value_or(capacity_bytes_);
-  if (available < floor_bytes_) {
+  const auto limits = flash::choose_limits(options, *space, *used);
+  if (!limits) return tl::unexpected(limits.error());
+  capacity_bytes_ = limits->capacity_bytes;
+  floor_bytes_ = limits->floor_bytes;
+  budget_bytes_per_day_ = limits->budget_bytes_per_day;
+  if (space->available_bytes + *used < floor_bytes_) {
     base::log(LogLevel::kWarning,
               fmt::format("{}: {} bytes are free, less than the floor of {}: nothing will be stored there",
                           path_.root, space->available_bytes, floor_bytes_));
@@ -114,7 +107,7 @@ Status Node::write_identity(const FlashOptions& options) {
     // Left behind by a process that was killed while it replaced a file.
     if (ends_with(name, os::kTemporarySuffix)) (void)files_.remove(directory + "/" + name);
   }
-  const std::string path = directory + "/namespace.json";
+  const std::string path = directory + "/" + std::string(kNamespaceFile);
   const auto text = os::read_text(files_, path, kIdentityBytesMax);
   if (text && *text == options.namespace_json) return {};
   return os::replace_text(files_, path, options.namespace_json);
@@ -143,28 +136,9 @@ Result<std::unique_ptr<Region>> Node::adopt_region(const FlashOptions& options, 
 
 // ---------------------------------------------------------------- space
 
-Result<std::uint64_t> Node::disk_bytes_below(const std::string& path) const {
-  const auto info = files_.info(path);
-  if (!info) {
-    // It may have been removed since it was listed.
-    if (info.error().code == Code::kNotFound) return std::uint64_t{0};
-    return tl::unexpected(info.error());
-  }
-  std::uint64_t total = info->disk_bytes;
-  if (!info->is_directory) return total;
-  const auto names = files_.list(path);
-  if (!names) return tl::unexpected(names.error());
-  for (const std::string& name : *names) {
-    const auto below = disk_bytes_below(path + "/" + name);
-    if (!below) return below;
-    total += *below;
-  }
-  return total;
-}
-
 // Only what is ours: others may keep their files in the same directory, environments and models for instance.
 Result<std::uint64_t> Node::used_bytes() const {
-  return disk_bytes_below(path_.version_directory());
+  return disk_bytes_below(files_, path_.version_directory());
 }
 
 void Node::add_regions(const std::string& directory, Usage& usage) const {

@@ -66,7 +66,6 @@ class Node {
   Node(os::FileSystem& files, const base::Clock& clock, const FlashOptions& options, Counters& counters);
   base::Status choose_limits(const FlashOptions& options);
   base::Status write_identity(const FlashOptions& options);
-  base::Result<std::uint64_t> disk_bytes_below(const std::string& path) const;
   base::Result<Usage> usage() const;
   void add_regions(const std::string& directory, Usage& usage) const;
   base::Result<std::uint64_t> room_bytes(const Usage& usage) const;

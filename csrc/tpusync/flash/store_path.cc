@@ -14,15 +14,6 @@ namespace {
 constexpr std::uint32_t kDirectoryMode = 0700;
 constexpr std::size_t kNumNameBytes = 16;
 
-// The N of a directory called vN; 0 for any other name.
-unsigned version_of(const std::string& name) {
-  unsigned version = 0;
-  if (name.size() < 2 || name[0] != 'v') return 0;
-  const char* const end = name.data() + name.size();
-  const auto parsed = std::from_chars(name.data() + 1, end, version);
-  return parsed.ec == std::errc() && parsed.ptr == end ? version : 0;
-}
-
 Status check_owner(os::FileSystem& files, const std::string& path) {
   const auto info = files.info(path);
   if (!info) return tl::unexpected(info.error());
@@ -66,6 +57,33 @@ Status check_version(os::FileSystem& files, const std::string& path) {
 }
 
 }  // namespace
+
+unsigned version_of(std::string_view name) {
+  unsigned version = 0;
+  if (name.size() < 2 || name[0] != 'v') return 0;
+  const char* const end = name.data() + name.size();
+  const auto parsed = std::from_chars(name.data() + 1, end, version);
+  return parsed.ec == std::errc() && parsed.ptr == end ? version : 0;
+}
+
+base::Result<std::uint64_t> disk_bytes_below(os::FileSystem& files, const std::string& path) {
+  const auto info = files.info(path);
+  if (!info) {
+    // It may have been removed since it was listed.
+    if (info.error().code == Code::kNotFound) return std::uint64_t{0};
+    return tl::unexpected(info.error());
+  }
+  std::uint64_t total = info->disk_bytes;
+  if (!info->is_directory) return total;
+  const auto names = files.list(path);
+  if (!names) return tl::unexpected(names.error());
+  for (const std::string& name : *names) {
+    const auto below = disk_bytes_below(files, path + "/" + name);
+    if (!below) return below;
+    total += *below;
+  }
+  return total;
+}
 
 std::string StorePath::name_space(const Digest& digest) const {
   std::string path = version_directory() + "/";

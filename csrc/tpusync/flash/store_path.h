@@ -9,12 +9,15 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "tpusync/base/error.h"
 #include "tpusync/flash/slot_format.h"
 #include "tpusync/os/file.h"
 
 namespace tpusync::flash {
+
+inline constexpr std::string_view kNamespaceFile = "namespace.json";
 
 struct StorePath {
   std::string root;  // as configured
@@ -30,5 +33,11 @@ struct StorePath {
 // (unless `allow_tmpfs`), read-only, of another user; kUnsupported: holds a newer format, and is left
 // untouched.
 base::Status prepare_store_path(os::FileSystem& files, const StorePath& path, bool allow_tmpfs);
+
+// The N of a directory called vN; 0 for any other name.
+unsigned version_of(std::string_view name);
+
+// What du says of a file or of everything below a directory.
+base::Result<std::uint64_t> disk_bytes_below(os::FileSystem& files, const std::string& path);
 
 }  // namespace tpusync::flash
