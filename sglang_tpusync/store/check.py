@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from sglang_tpusync.errors import TpuSyncError
-from sglang_tpusync.store.view import Finding, NamespaceView, RegionView, is_there
+from sglang_tpusync.store.view import Finding, FindingKind, NamespaceView, RegionView, is_there
 
 __all__ = ["RegionReport", "check_region"]
 
@@ -104,9 +104,13 @@ def _check(
         num_intact=progress["num_intact"],
         num_moved=progress["num_moved"],
         num_bytes=progress["num_bytes"],
-        findings=tuple(msgspec.convert(finding, Finding) for finding in check.findings),
+        findings=tuple(_finding(region.base_path, **finding) for finding in check.findings),
     )
     return _repaired(path, check, report) if repair and report.findings else report
+
+
+def _finding(base_path: str, kind: FindingKind, slot: int, text: str) -> Finding:
+    return Finding(kind, slot, text.removeprefix(f"{base_path}: "))
 
 
 def _repaired(path: str, check: object, report: RegionReport) -> RegionReport:

@@ -17,6 +17,7 @@ from sglang_tpusync.errors import StorageError, TpuSyncError, UnsupportedError
 __all__ = [
     "NOT_RECORDED",
     "Finding",
+    "FindingKind",
     "Limits",
     "NamespaceView",
     "RegionView",
@@ -35,10 +36,13 @@ NOT_RECORDED = (
 )
 
 
+FindingKind = Literal["record", "payload", "unreadable", "header", "short_table"]
+
+
 class Finding(msgspec.Struct, frozen=True):
     """One damage of a region."""
 
-    kind: Literal["record", "payload", "unreadable", "header", "short_table"]
+    kind: FindingKind
     slot: int  # of "short_table": the number of records
     text: str
 
