@@ -26,6 +26,50 @@ bool overlap(const std::byte* a, std::size_t a_size, const std::byte* b, std::si
   return a < b + b_size && b < a + a_size;
 }
 
+// A nest of a step, or the piece of it whose turn it is.
+struct Move {
+  std::byte* dst;
+  const std::byte* src;
+  std::uint32_t src_number;
+  CopyNest nest;
+  const CopyNest* whole;
+};
+
+constexpr std::uint64_t kRowBitsMin =
+    std::uint64_t{8} * 256;  // shorter ones are better off in a loop of their own
+
+// True where `nest` takes as long a stretch as `last` out of the same rows of the same source: heads that go
+// to several ranks.
+bool read_same_rows(const Move& last, const PlanStep& step, const CopyNest& nest) {
+  const CopyNest& a = *last.whole;
+  if (step.src != last.src_number || a.loops.size() != 1 || nest.loops.size() != 1) return false;
+  const std::uint64_t apart =
+      std::max(a.src_offset, nest.src_offset) - std::min(a.src_offset, nest.src_offset);
+  return a.loops[0].count == nest.loops[0].count && a.loops[0].src_stride == nest.loops[0].src_stride &&
+         a.length == nest.length && nest.length >= kRowBitsMin && apart < nest.loops[0].src_stride &&
+         a.in_bytes() && nest.in_bytes();
+}
+
+// Moves that read the same rows go row by row, so that the source is read once from front to back and not
+// once per destination with gaps in between. Leaves `moves` empty.
+void apply_moves(std::vector<Move>& moves, const ShuffleKernels& kernels, Stores stores) {
+  const bool rows = moves.size() > 1 && moves[0].nest.length > 0 && moves[0].nest.loops.size() == 1;
+  if (!rows) {
+    for (const Move& move : moves) apply_nest(move.dst, move.src, move.nest, kernels, stores);
+  }
+  for (std::uint64_t row = 0; rows && row < moves[0].nest.loops[0].count; ++row) {
+    for (const Move& move : moves) {
+      const Loop& loop = move.nest.loops[0];
+      copy_run(move.dst, move.src,
+               {.src_offset = (move.nest.src_offset + row * loop.src_stride) / 8,
+                .dst_offset = (move.nest.dst_offset + row * loop.dst_stride) / 8,
+                .length = move.nest.length / 8},
+               stores);
+    }
+  }
+  moves.clear();
+}
+
 }  // namespace
 
 std::uint64_t ReshardPlan::moved_bits() const {
@@ -82,17 +126,18 @@ void ReshardPlan::copy_piece(std::span<const std::span<std::byte>> dst,
                              std::span<const std::span<const std::byte>> src, std::size_t piece,
                              std::size_t num_pieces, const ShuffleKernels& kernels) const {
   const Stores stores = moved_bits() >= kStreamingBits ? Stores::kStreaming : Stores::kCached;
+  std::vector<Move> moves;
   for (const PlanStep& step : steps) {
     for (const CopyNest& nest : step.nests) {
-      std::byte* to = dst[step.dst].data();
-      const std::byte* from = src[step.src].data();
-      if (num_pieces == 1) {
-        apply_nest(to, from, nest, kernels, stores);
-      } else {
-        apply_nest(to, from, piece_of(nest, piece, num_pieces), kernels, stores);
-      }
+      if (!moves.empty() && !read_same_rows(moves.back(), step, nest)) apply_moves(moves, kernels, stores);
+      moves.push_back({.dst = dst[step.dst].data(),
+                       .src = src[step.src].data(),
+                       .src_number = step.src,
+                       .nest = num_pieces == 1 ? nest : piece_of(nest, piece, num_pieces),
+                       .whole = &nest});
     }
   }
+  apply_moves(moves, kernels, stores);
   streaming_fence();
 }
 

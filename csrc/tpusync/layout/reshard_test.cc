@@ -77,6 +77,29 @@ TEST(Reshard, ThereAndBackIsIdentityAndPaddingIsZero) {
     ASSERT_EQ(second.dst[0][i], first.src[0][i] & mask[i]) << "byte " << i;
 }
 
+TEST(Reshard, HeadsThatGoToSeveralRanksAreThoseOfEachRankAlone) {
+  const Dims dims{3, 33, 8, 128};
+  const auto one = heads_over(1, "{3,2,1,0:T(8,128)(2,1)}", dims);
+  for (const std::int64_t ranks : {2, 4}) {
+    const auto all =
+        heads_over(ranks, ranks == 2 ? "{3,2,1,0:T(4,128)(2,1)}" : "{3,2,1,0:T(2,128)(2,1)}", dims);
+    const auto plan = plan_reshard(all, one).value();
+    Buffers together(plan), pieces(plan);
+    base::SerialFor loop;
+    ASSERT_TRUE(plan.apply(together.destinations, together.sources, loop));
+    for (std::size_t piece = 0; piece < 5; ++piece)
+      plan.apply_piece(pieces.destinations, pieces.sources, piece, 5);
+    EXPECT_EQ(pieces.dst, together.dst);
+    for (std::int64_t rank = 0; rank < ranks; ++rank) {
+      ShardSpec alone{dims, all.dtype, {all.shards[static_cast<std::size_t>(rank)]}};
+      const auto part = plan_reshard(alone, one).value();
+      Buffers single(part);
+      ASSERT_TRUE(part.apply(single.destinations, single.sources, loop));
+      EXPECT_EQ(single.dst[0], together.dst[static_cast<std::size_t>(rank)]);
+    }
+  }
+}
+
 TEST(Reshard, APlanSurvivesItsBytes) {
   const auto plan = plan_reshard(heads_over(8, "{3,1,2,0:T(8,128)(2,1)}", kDims),
                                  heads_over(1, "{3,2,1,0:T(8,128)(2,1)}", kDims))
