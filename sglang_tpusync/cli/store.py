@@ -23,7 +23,6 @@ _AGE_ALLOWED = "a number with a unit: '90s', '30m', '12h', '7d' or '2w'"
 _AGE = re.compile(r"([0-9]+)([smhdw])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _NAMESPACE = re.compile(r"[0-9a-f]{1,32}")
-_TREES_PER_REGION = 20
 
 StorePath = Annotated[Path | None, typer.Argument(help="Directory of the store (default: the configured one).")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
@@ -34,7 +33,7 @@ Lines = Annotated[int, typer.Option(min=0, help="Damages to print; all of them a
 
 def inspect(
     path: StorePath = None,
-    top: Annotated[int, typer.Option(min=0, help="Largest prefixes to show per namespace.")] = 5,
+    top: Annotated[int, typer.Option(min=0, max=1000, help="Largest prefixes to show per namespace.")] = 5,
     json_output: AsJson = False,
 ) -> None:
     """Show namespaces, regions, entries, prefixes and limits of a store.
@@ -149,7 +148,7 @@ def _read(path: Path | None, *, tables: bool = True, num_trees: int = 0) -> Stor
 
     options = read_options(None)
     place = path.expanduser().absolute() if path is not None else store_path(options)
-    return read_store(place, options, tables=tables, num_trees=min(num_trees, _TREES_PER_REGION))
+    return read_store(place, options, tables=tables, num_trees=num_trees)
 
 
 def _has_trouble(view: StoreView) -> bool:
