@@ -186,10 +186,18 @@ Result<std::uint64_t> Node::room_bytes(const Usage& usage) const {
   return std::min(below_capacity, above_floor);
 }
 
+// What the directory may hold now: its capacity, or less while others leave less free than the floor.
+std::uint64_t Node::allowed_bytes(std::uint64_t total_bytes) const {
+  const auto space = files_.space(path_.root);
+  if (!space || space->available_bytes >= floor_bytes_) return capacity_bytes_;
+  const std::uint64_t missing = floor_bytes_ - space->available_bytes;
+  return std::min(capacity_bytes_, total_bytes - std::min(total_bytes, missing));
+}
+
 // What each region with a process may hold at least: an equal part of what directories and small files leave.
-std::uint64_t Node::share_bytes(const Usage& usage) const {
+std::uint64_t Node::share_bytes(const Usage& usage, std::uint64_t allowed_bytes) const {
   const std::uint64_t overhead = usage.total_bytes - std::min(usage.total_bytes, usage.region_bytes);
-  return (capacity_bytes_ - std::min(capacity_bytes_, overhead)) / std::max(1u, usage.num_live);
+  return (allowed_bytes - std::min(allowed_bytes, overhead)) / std::max(1u, usage.num_live);
 }
 
 // Deletes a region that nobody writes; slots first, so that a crash in between leaves a table, which is
@@ -228,7 +236,8 @@ Status Node::grow(const Region& region, std::uint32_t own_slots, std::uint32_t n
   if (!now) return tl::unexpected(now.error());
   auto room = room_bytes(*now);
   const std::uint64_t slot_disk_bytes = region.disk_bytes_of(1);
-  const bool below_share = region.disk_bytes_of(own_slots) + region.slot_bytes() <= share_bytes(*now);
+  const bool below_share =
+      region.disk_bytes_of(own_slots) + region.slot_bytes() <= share_bytes(*now, capacity_bytes_);
   for (std::size_t i = 0; room && *room < slot_disk_bytes && below_share && i < now->dead.size(); ++i) {
     if (!reclaim(now->dead[i])) continue;
     now->total_bytes -= std::min(now->total_bytes, now->dead[i].disk_bytes);
@@ -252,26 +261,26 @@ Status Node::grow(const Region& region, std::uint32_t own_slots, std::uint32_t n
 std::uint32_t Node::slots_to_give_back(const Region& region, std::uint32_t own_slots,
                                        std::uint32_t num_extent) {
   const auto total = used_bytes();
-  const bool over_capacity = total && *total > capacity_bytes_;
-  if (own_slots == 0 || (!over_capacity && !files_.info(path_.want()))) return 0;
+  const bool too_much = total && *total > allowed_bytes(*total);
+  if (own_slots == 0 || (!too_much && !files_.info(path_.want()))) return 0;
   const Lock lock(*this, kLockPatience);
   auto now = lock.held() ? usage() : Result<Usage>(base::fail(Code::kBusy, "locked"));
   if (!now) return 0;
-  for (std::size_t i = 0; now->total_bytes > capacity_bytes_ && i < now->dead.size(); ++i) {
+  const std::uint64_t allowed = allowed_bytes(now->total_bytes);
+  for (std::size_t i = 0; now->total_bytes > allowed && i < now->dead.size(); ++i) {
     if (reclaim(now->dead[i])) now->total_bytes -= std::min(now->total_bytes, now->dead[i].disk_bytes);
   }
   const std::uint64_t own_bytes = region.disk_bytes_of(own_slots);
-  const std::uint64_t share = share_bytes(*now);
+  const std::uint64_t share = share_bytes(*now, allowed);
   if (own_bytes <= share) return 0;
   const std::uint64_t slot_bytes = region.slot_bytes();
-  const auto num_above = static_cast<std::uint32_t>(
-      std::min<std::uint64_t>(own_slots, (own_bytes - share + slot_bytes - 1) / slot_bytes));
-  if (now->total_bytes > capacity_bytes_) {
-    const std::uint64_t excess = now->total_bytes - capacity_bytes_;
-    return static_cast<std::uint32_t>(
-        std::min<std::uint64_t>(num_above, (excess + slot_bytes - 1) / slot_bytes));
-  }
-  return std::min(num_above, num_extent);
+  const std::uint64_t num_above =
+      std::min<std::uint64_t>(own_slots, (own_bytes - share + slot_bytes - 1) / slot_bytes);
+  // What is above the capacity goes at once. For the floor, or for another region, an extent at a time:
+  // others may give disk space back, too.
+  const std::uint64_t excess = now->total_bytes - std::min(now->total_bytes, capacity_bytes_);
+  const std::uint64_t num_at_once = excess > 0 ? (excess + slot_bytes - 1) / slot_bytes : num_extent;
+  return static_cast<std::uint32_t>(std::min(num_above, num_at_once));
 }
 
 // ---------------------------------------------------------------- write budget

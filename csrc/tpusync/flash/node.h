@@ -36,7 +36,8 @@ class Node {
                     const std::function<base::Status(std::uint32_t num_more)>& grow);
 
   // Slots that this region should give back now: to a region that has less than its share, or because the
-  // directory holds more than its capacity. At most `num_extent` at a time for the former.
+  // directory holds more than its capacity, or others leave less free than the floor. At most `num_extent` at
+  // a time, except for the capacity.
   std::uint32_t slots_to_give_back(const Region& region, std::uint32_t own_slots, std::uint32_t num_extent);
 
   // Takes bytes out of the day's budget; answers how many, 0 when it is spent.
@@ -69,7 +70,8 @@ class Node {
   base::Result<Usage> usage() const;
   void add_regions(const std::string& directory, Usage& usage) const;
   base::Result<std::uint64_t> room_bytes(const Usage& usage) const;
-  std::uint64_t share_bytes(const Usage& usage) const;
+  std::uint64_t allowed_bytes(std::uint64_t total_bytes) const;
+  std::uint64_t share_bytes(const Usage& usage, std::uint64_t allowed_bytes) const;
   bool reclaim(const RegionFiles& region);
   void set_want(bool wanted);
   Ledger read_ledger(const os::File& file, bool& reset) const;

@@ -98,6 +98,27 @@ TEST_F(NodeTest, BelowTheFloorNothingIsStoredAndRefusalsAreCounted) {
   EXPECT_EQ(count(calls(store).put(range(0, 5)), Code::kOk), 5u) << "space that comes back is used";
 }
 
+TEST_F(NodeTest, WhenOthersNeedTheFloorSpaceIsGivenBackByExtents) {
+  FlashOptions options = options_of(1);
+  options.floor_bytes = 64 * kPageBytes;
+  auto store = open(options);
+  calls(store).put(range(0, 80));
+  const std::uint64_t used = calls(store).stat("bytes_on_disk");
+  disk_.set_available_bytes(*options.floor_bytes);
+  store->housekeep();
+  EXPECT_EQ(calls(store).stat("bytes_on_disk"), used) << "the floor is kept";
+
+  disk_.set_available_bytes(*options.floor_bytes - 20 * kPageBytes);
+  store->housekeep();
+  EXPECT_LT(calls(store).stat("bytes_on_disk"), used);
+  EXPECT_GE(calls(store).stat("bytes_on_disk"), used - 9 * kPageBytes) << "an extent at a time";
+  for (int i = 0; i < 10; ++i) store->housekeep();
+  EXPECT_GE(disk_.space("/store")->available_bytes, *options.floor_bytes);
+  EXPECT_GE(calls(store).stat("bytes_on_disk"), used - 30 * kPageBytes) << "and no more than is missing";
+  EXPECT_GT(count(calls(store).get(range(0, 80)), Code::kOk), 40u);
+  EXPECT_TRUE(store->consistent());
+}
+
 TEST_F(NodeTest, DefaultsAreAFifthOfWhatIsFreeAndAFifthOfTheDisk) {
   FlashOptions options = options_of(1);
   options.capacity_bytes.reset();
