@@ -29,7 +29,8 @@ def run(seed: int, runs: int) -> list[Row]:
         settled = _usage()
         written_before = _written_bytes()
         for number in range(runs):
-            for _ in range(pages_of_cap // CHAIN_PAGES):
+            accepted = int(store.stats()["put_bytes"])
+            while int(store.stats()["put_bytes"]) < accepted + pages_of_cap * PAGE_BYTES:
                 keys = chain_keys(seed, chain, CHAIN_PAGES)
                 put(store, keys)
                 back = chain_keys(seed, max(0, chain - choice.randrange(1, 60)), CHAIN_PAGES)

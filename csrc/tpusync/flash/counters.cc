@@ -20,6 +20,7 @@ void Counters::append_to(std::vector<metrics::Sample>& samples) const {
   add("io_errors", io_errors);
   add("refused_budget", refused_budget);
   add("refused_space", refused_space);
+  add("refused_admission", refused_admission);
   add("refused_busy", refused_busy);
   add("refused_io", refused_io);
   add("refused_breaker", refused_breaker);

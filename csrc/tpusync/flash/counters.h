@@ -22,6 +22,7 @@ struct Counters {
   metrics::Counter io_errors;
   metrics::Counter refused_budget;
   metrics::Counter refused_space;
+  metrics::Counter refused_admission;  // worth less than what would have to go
   metrics::Counter refused_busy;
   metrics::Counter refused_io;
   metrics::Counter refused_breaker;

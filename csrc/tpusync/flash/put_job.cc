@@ -20,13 +20,17 @@ class PutJob final : public IoJob {
     std::vector<std::size_t> admitted;
     std::copy_if(pages.begin(), pages.end(), std::back_inserter(admitted),
                  [this](std::size_t page) { return is_admitted(page); });
-    const SlotSpace::Acquired acquired = shop_.space.acquire(admitted.size());
+    std::vector<index::PageKey> keys;
+    for (const std::size_t page : admitted) keys.push_back(request_.keys[page]);
+    const SlotSpace::Acquired acquired = shop_.space.acquire(keys);
     slots_ = acquired.slots;
     for (std::size_t i = 0; i < slots_.size(); ++i) {
       writes_.push_back({.page = admitted[i], .record = {}, .buffer = nullptr});
     }
     for (std::size_t i = slots_.size(); i < admitted.size(); ++i) {
       shop_.budget.put_back(slot_bytes());
+      outcome(admitted[i]) = Code::kExhausted;
+      if (admitted.size() - i <= acquired.num_declined) continue;
       outcome(admitted[i]) = acquired.rest == Code::kExhausted ? no_space(1) : failed(acquired.rest, 1);
     }
     stretches_ = stretches_of(slots_, request_.page_bytes, slot_bytes());

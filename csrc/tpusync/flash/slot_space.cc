@@ -222,22 +222,6 @@ void SlotSpace::leave_locked(SlotId id) {
   slots_[id].state = State::kLeaving;
 }
 
-// kNoSlot: neither a free slot nor an entry that may go. Call with mutex_ held.
-SlotId SlotSpace::take_free_or_victim() {
-  SlotId id = kNoSlot;
-  if (!free_.empty()) {
-    id = free_.back();
-    free_.pop_back();
-  } else {
-    id = index_.victim([this](SlotId slot) { return slots_[slot].num_pins == 0; });
-    if (id == kNoSlot) return kNoSlot;
-    index_.erase(id);
-    counters_.evicted.add();
-  }
-  slots_[id].state = State::kWriting;
-  return id;
-}
-
 Status SlotSpace::clear_records_of(std::span<const SlotId> adjacent) {
   TPUSYNC_TRY(region_->clear_records(adjacent.front(), static_cast<std::uint32_t>(adjacent.size())));
   std::lock_guard lock(mutex_);
@@ -245,27 +229,42 @@ Status SlotSpace::clear_records_of(std::span<const SlotId> adjacent) {
   return {};
 }
 
-std::vector<SlotId> SlotSpace::take_slots(std::size_t num_wanted, Code& why_not_more) {
+std::vector<SlotId> SlotSpace::take_slots(std::span<const PageKey> keys, Acquired& acquired) {
   std::vector<SlotId> slots;
   std::unique_lock lock(mutex_);
-  while (slots.size() < num_wanted) {
+  while (slots.size() < keys.size()) {
+    acquired.rest = Code::kExhausted;
     if (free_.empty() && clock_.now() >= next_growth_) {
       lock.unlock();
       const Status grown = grow();
       lock.lock();
-      why_not_more = grown ? Code::kOk : grown.error().code;
+      if (!grown) acquired.rest = grown.error().code;
     }
-    const SlotId id = take_free_or_victim();
-    if (id == kNoSlot) break;
+    SlotId id = kNoSlot;
+    if (!free_.empty()) {
+      id = free_.back();
+      free_.pop_back();
+    } else {
+      id = index_.victim([this](SlotId slot) { return slots_[slot].num_pins == 0; });
+      if (id == kNoSlot) break;
+      if (!index_.admit(keys[slots.size()], id)) {
+        acquired.num_declined = keys.size() - slots.size();
+        for (const PageKey& key : keys.subspan(slots.size() + 1)) index_.admit(key, kNoSlot);
+        counters_.refused_admission.add(acquired.num_declined);
+        break;
+      }
+      index_.erase(id);
+      counters_.evicted.add();
+    }
+    slots_[id].state = State::kWriting;
     slots.push_back(id);
   }
-  if (why_not_more == Code::kOk || slots.size() == num_wanted) why_not_more = Code::kExhausted;
   return slots;
 }
 
-SlotSpace::Acquired SlotSpace::acquire(std::size_t num_wanted) {
+SlotSpace::Acquired SlotSpace::acquire(std::span<const PageKey> keys) {
   Acquired acquired;
-  std::vector<SlotId> taken = take_slots(num_wanted, acquired.rest);
+  std::vector<SlotId> taken = take_slots(keys, acquired);
   std::sort(taken.begin(), taken.end());
   std::vector<SlotId> described;
   {

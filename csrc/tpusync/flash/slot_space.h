@@ -53,13 +53,15 @@ class SlotSpace {
   std::vector<index::PageKey> keys();
 
   // ---- writing pages
-  // At most as many slots as asked for, sorted; why there are no more: kExhausted, no slot can be had; kIo, a
-  // record could not be cleared.
+  // Sorted slots for the first of `keys`, which continue each other. Where a slot would cost an entry that is
+  // worth more than the page, the page and those after it are declined and counted. Why others have none:
+  // kExhausted, no slot can be had; kIo, a record could not be cleared.
   struct Acquired {
     std::vector<index::SlotId> slots;
+    std::size_t num_declined = 0;
     base::Code rest = base::Code::kOk;
   };
-  Acquired acquire(std::size_t num_wanted);
+  Acquired acquire(std::span<const index::PageKey> keys);
   void release(index::SlotId slot);
   // A number higher than that of every page written so far.
   std::uint64_t next_generation();
@@ -100,14 +102,13 @@ class SlotSpace {
   };
   static_assert(sizeof(Slot) == 24);
 
-  std::vector<index::SlotId> take_slots(std::size_t num_wanted, base::Code& why_not_more);
+  std::vector<index::SlotId> take_slots(std::span<const index::PageKey> keys, Acquired& acquired);
   // Pages that have outlived their time are not found; they leave, and are for clear_and_free().
   std::vector<index::SlotId> find_locked(std::span<const index::PageKey> keys,
                                          std::vector<index::SlotId>& outlived);
   std::uint64_t oldest_generation() const;
   void sweep();
   void grow_arrays(std::uint32_t num_slots);
-  index::SlotId take_free_or_victim();
   base::Status grow();
   base::Code insert_locked(index::SlotId slot, const SlotRecord& record, std::uint64_t clear_count);
   base::Status clear_records_of(std::span<const index::SlotId> adjacent);
