@@ -234,11 +234,13 @@ std::vector<SlotId> SlotSpace::take_slots(std::span<const PageKey> keys, Acquire
   std::unique_lock lock(mutex_);
   while (slots.size() < keys.size()) {
     acquired.rest = Code::kExhausted;
-    if (free_.empty() && clock_.now() >= next_growth_) {
+    // Again if others were faster: nothing is evicted while there is room to grow.
+    while (free_.empty() && limit_ == num_slots_ && clock_.now() >= next_growth_) {
       lock.unlock();
       const Status grown = grow();
       lock.lock();
       if (!grown) acquired.rest = grown.error().code;
+      if (!grown) break;
     }
     SlotId id = kNoSlot;
     if (!free_.empty()) {
