@@ -15,7 +15,7 @@ from pathlib import Path
 from sglang_tpusync.bench.report import Row
 from sglang_tpusync.errors import UnsupportedError
 from tests.campaigns.campaign import main
-from tests.campaigns.room_program import build_layout_program
+from tests.campaigns.room_program import build_program
 
 FLAGS = ["-O2", "-g"]  # as in a release
 # Instructions per byte that are accepted: a tenth or so above what was counted when the case was added.
@@ -43,7 +43,9 @@ def run(seed: int, runs: int) -> list[Row]:
     if shutil.which("valgrind") is None:
         raise UnsupportedError("instructions needs valgrind (apt-get install valgrind)")
     with tempfile.TemporaryDirectory() as temporary:
-        program = build_layout_program("g++", "bench/layout_instructions.cc", FLAGS, Path(temporary) / "program")
+        program = build_program(
+            "g++", "bench/layout_instructions.cc", ("base", "layout"), FLAGS, Path(temporary) / "program"
+        )
         rows = []
         for kernels, most_by_case in MOST_PER_BYTE.items():
             for case, most in most_by_case.items():
