@@ -1,4 +1,4 @@
-#include "tpusync/flash/fuzz_flash.h"
+#include "tpusync/testing/fuzz_flash.h"
 
 #include <gtest/gtest.h>
 
