@@ -89,6 +89,8 @@ def test_a_peer_stores_what_it_is_given(name: str, tmp_path: Path) -> None:
             try:
                 interpreter_of(peer)
             except UnsupportedError as error:
+                if "cannot be installed" not in str(error):  # what is there and does not run is a failure
+                    raise
                 pytest.skip(f"no index has it: {error}")
     arm = open_peer(name, Volume.of(4096, 1), tmp_path / name)
     assert arm.write(1) > 0

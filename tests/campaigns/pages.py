@@ -71,6 +71,11 @@ def stored_keys(store: FlashStore) -> list[bytes]:
     return [joined[start : start + KEY_BYTES] for start in range(0, len(joined), KEY_BYTES)]
 
 
+def disk_bytes(path: Path) -> int:
+    """What the files below a directory occupy, as du counts it."""
+    return sum(file.stat().st_blocks * 512 for file in path.rglob("*") if file.is_file())
+
+
 def num_files(path: Path) -> tuple[int, int]:
     """How many files lie in a store directory, and how many of them are of a store."""
     files = [file for file in path.rglob("*") if file.is_file()]

@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from sglang_tpusync.errors import UnsupportedError
 from sglang_tpusync.testing.models import build_model
 from sglang_tpusync.testing.server import Generation, Server, ServerError
 from tests.campaigns.campaign import ROOT, as_count, fraction, main
+from tests.campaigns.pages import disk_bytes
 
 PROMPT_TOKENS = 1024
 BYTES_PER_TOKEN = 8192  # of the long-context model
@@ -47,7 +47,7 @@ def run(seed: int, runs: int) -> list[Row]:
                 for wanted in (number, max(0, number - choice.randrange(1, RECENT + 1))):
                     _ask(server, seed, wanted, answers, tally)
                 tally["looks"] += 1
-                tally["below"] += _disk_bytes(store) <= capacity
+                tally["below"] += disk_bytes(store) <= capacity
         verify = "from sglang_tpusync.cli.main import main; main()"
         verified = subprocess.run(
             [sys.executable, "-c", verify, "verify", str(store)], capture_output=True, check=False
@@ -63,7 +63,7 @@ def run(seed: int, runs: int) -> list[Row]:
 
 
 def _ask(server: Server, seed: int, number: int, answers: dict[int, Generation], tally: dict[str, int]) -> None:
-    """From the store or anew: what the device and the host hold is flushed first."""
+    """From the store or anew: a flush, which waits for backups, empties device and host first."""
     tally["asked"] += 1
     with contextlib.suppress(ServerError, OSError):
         server.flush_cache()
@@ -75,7 +75,6 @@ def _ask(server: Server, seed: int, number: int, answers: dict[int, Generation],
             first = answers[number]
             tally["same"] += (first.output_ids, first.logprobs) == (answer.output_ids, answer.logprobs)
         answers.setdefault(number, answer)
-        time.sleep(0.2)  # write-through is under way
 
 
 def _start(store: Path, log: Path, capacity: int) -> Server:
@@ -108,10 +107,6 @@ def _fill(file: Path) -> None:
         while True:
             filler.write(bytes(1 << 20))
             filler.flush()
-
-
-def _disk_bytes(path: Path) -> int:
-    return sum(file.stat().st_blocks * 512 for file in path.rglob("*") if file.is_file())
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 from sglang_tpusync._core import FlashStore
 from sglang_tpusync.bench.report import Row
 from tests.campaigns.campaign import as_count, bound, fraction, main
-from tests.campaigns.pages import PAGE_BYTES, chain_keys, get, open_store, put
+from tests.campaigns.pages import PAGE_BYTES, chain_keys, disk_bytes, get, open_store, put
 
 CAPACITY_BYTES = 128 << 20
 CHAIN_PAGES = 32
@@ -39,7 +39,7 @@ def run(seed: int, runs: int) -> list[Row]:
                 wrong += sum(outcome == 0 and not good for outcome, good in zip(outcomes, right, strict=True))
                 chain += 1
             looks += 1
-            over += _disk_bytes(path) > CAPACITY_BYTES
+            over += disk_bytes(path) > CAPACITY_BYTES
             if number == min(4, runs // 2):
                 settled = _usage()
         os.sync()
@@ -75,10 +75,6 @@ def _written_bytes() -> int:
     """What this process has sent to block devices, page cache included once it is dirty."""
     fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(fields["write_bytes"])
-
-
-def _disk_bytes(path: Path) -> int:
-    return sum(file.stat().st_blocks * 512 for file in path.rglob("*") if file.is_file())
 
 
 def _disk() -> Path:
