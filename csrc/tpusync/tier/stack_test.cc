@@ -1,0 +1,313 @@
+#include "tpusync/tier/stack.h"
+
+#include <gtest/gtest.h>
+
+#include "tpusync/host/testing.h"
+#include "tpusync/testing/store_harness.h"
+
+namespace tpusync::tier {
+namespace {
+
+using base::Code;
+using index::PageKey;
+using index::SlotId;
+using namespace host::testing;
+
+constexpr std::chrono::seconds kLong{60};
+exec::Deadline soon() {
+  return std::chrono::steady_clock::now() + kLong;
+}
+
+class TurnedClock : public base::Clock {
+ public:
+  std::chrono::steady_clock::time_point now() const override { return now_; }
+  void advance(std::chrono::milliseconds by) { now_ += by; }
+
+ private:
+  std::chrono::steady_clock::time_point now_ = std::chrono::steady_clock::now();
+};
+
+// One process: a region, a flash store if asked for, and the stack over both.
+class Process {
+ public:
+  Process(const std::string& dram, const std::string& flash, std::uint64_t num_slots, StackOptions options)
+      : region(host::open_region(options_in(dram, small_geometry(num_slots))).value()) {
+    if (!flash.empty()) {
+      store = flash::FlashStore::open(tpusync::testing::small_options(flash, 8192, 4 << 20)).value();
+    }
+    stack = Stack::open(options, *region, store.get()).value();
+  }
+
+  // Computes pages as SGLang does: slots are taken, written and put. Freed again unless told otherwise.
+  void put(std::uint64_t first, std::size_t count, std::span<const PageKey> prefix = {}, bool keep = false) {
+    const std::vector<SlotId> slots = region->alloc(count);
+    ASSERT_EQ(slots.size(), count);
+    for (std::size_t i = 0; i < count; ++i) fill_page(*region, slots[i], first + i);
+    for (const Code code : stack->put(prefix, keys_of(first, count), slots)) ASSERT_EQ(code, Code::kOk);
+    if (!keep) {
+      ASSERT_TRUE(region->free(slots));
+    }
+  }
+
+  // Gets into slots of the pool, as a prefetch does; answers how many leading pages arrived, all right.
+  std::size_t get(std::uint64_t first, std::size_t count, std::vector<Code>* outcomes = nullptr) {
+    const std::vector<SlotId> slots = region->alloc(count);
+    EXPECT_EQ(slots.size(), count);
+    std::vector<std::uint64_t> addresses;
+    for (const SlotId slot : slots) {
+      for (std::size_t p = 0; p < 2; ++p)
+        addresses.push_back(reinterpret_cast<std::uint64_t>(region->piece(slot, p).data()));
+    }
+    const auto ticket = stack->submit_get({.keys = keys_of(first, count),
+                                           .prefix = {},
+                                           .addresses = addresses,
+                                           .slots = slots,
+                                           .deadline = {}});
+    EXPECT_TRUE(ticket->ticket.wait(soon()));
+    std::size_t num_good = 0;
+    while (num_good < count && (*ticket->outcomes)[num_good] == Code::kOk) ++num_good;
+    for (std::size_t i = 0; i < count; ++i) {
+      if ((*ticket->outcomes)[i] == Code::kOk) {
+        EXPECT_TRUE(holds(slots[i], first + i)) << i;
+      }
+    }
+    if (outcomes != nullptr) *outcomes = *ticket->outcomes;
+    EXPECT_TRUE(region->free(slots));
+    EXPECT_TRUE(region->consistent());
+    return num_good;
+  }
+
+  bool holds(SlotId slot, std::uint64_t number) const {
+    base::Prng prng(number ^ 0xabcdef);
+    for (std::size_t p = 0; p < 2; ++p) {
+      std::vector<std::byte> expected(4096);
+      prng.fill(expected);
+      if (std::memcmp(expected.data(), region->piece(slot, p).data(), 4096) != 0) return false;
+    }
+    return true;
+  }
+  std::uint64_t count(std::string_view name) const { return metrics::value_of(stack->samples(), name); }
+
+  std::unique_ptr<host::Region> region;
+  std::unique_ptr<flash::FlashStore> store;
+  std::unique_ptr<Stack> stack;
+};
+
+class StackTest : public ::testing::Test {
+ protected:
+  StackOptions options(SpillPolicy policy = SpillPolicy::kThrough) {
+    StackOptions options;
+    options.peer_refresh_period = std::chrono::milliseconds(0);
+    options.spill.policy = policy;
+    options.spill.num_ahead = 4;
+    options.clock = &clock_;
+    return options;
+  }
+  Process make(std::uint64_t num_slots, StackOptions with, bool flash = true) {
+    return Process(dram_.path(), flash ? flash_.path() + "/" + std::to_string(num_made_++) : "", num_slots,
+                   with);
+  }
+  MemoryDirectory dram_;
+  tpusync::testing::TempDirectory flash_;
+  TurnedClock clock_;
+  int num_made_ = 0;
+};
+
+TEST_F(StackTest, APagePutHereIsADramHitInAnotherProcessAndIsSealedWhereItLands) {
+  Process a = make(8, options(), false);
+  Process b = make(8, options(), false);
+  a.put(0, 4);
+  const Stack::Match match = b.stack->match(keys_of(0, 6), {});
+  EXPECT_EQ(match.num_pages, 4u);
+  EXPECT_EQ(match.num_peer, 4u);
+  EXPECT_EQ(b.get(0, 4), 4u);
+  EXPECT_EQ(b.stack->match(keys_of(0, 6), {}).num_own, 4u);
+  EXPECT_EQ(b.count("tier_get_peer_pages_total"), 4u);
+}
+
+TEST_F(StackTest, ADeadPeersPagesAreStillHitsAndADamagedOneIsAMiss) {
+  Process b = make(8, options(), false);
+  {
+    Process a = make(8, options(), false);
+    a.put(0, 4);
+    a.region->piece(a.region->find(key_of(2))->slot, 0)[5] ^= std::byte{1};
+  }
+  EXPECT_EQ(b.stack->match(keys_of(0, 4), {}).num_peer, 4u);
+  std::vector<Code> outcomes;
+  EXPECT_EQ(b.get(0, 4, &outcomes), 2u);
+  EXPECT_EQ(outcomes[2], Code::kCorrupt);
+  EXPECT_EQ(b.count("tier_get_corrupt_pages_total"), 1u);
+}
+
+TEST_F(StackTest, EvictedPagesComeBackFromFlashAndAreSealedAgain) {
+  Process a = make(8, options());
+  a.put(0, 8);
+  ASSERT_TRUE(a.stack->flush(soon()));
+  a.put(100, 8);
+  Stack::Match match = a.stack->match(keys_of(0, 9), {});
+  EXPECT_EQ(match.num_flash, 8u);
+  EXPECT_EQ(a.get(0, 8), 8u);
+  EXPECT_EQ(a.count("tier_get_flash_pages_total"), 8u);
+  EXPECT_EQ(a.stack->match(keys_of(0, 8), {}).num_own, 8u);
+}
+
+TEST_F(StackTest, OnePrefixMayBeSpreadOverAllTiers) {
+  Process a = make(8, options());
+  Process b = make(8, options(), false);
+  a.put(0, 8);
+  ASSERT_TRUE(a.stack->flush(soon()));
+  a.put(100, 8);               // 0 to 7 are on flash only
+  EXPECT_EQ(a.get(0, 3), 3u);  // 0 to 2 are own again
+  b.put(3, 2, keys_of(0, 3));
+  const Stack::Match match = a.stack->match(keys_of(0, 9), {});
+  EXPECT_EQ(match.num_own, 3u);
+  EXPECT_EQ(match.num_peer, 2u);
+  EXPECT_EQ(match.num_flash, 3u);
+  EXPECT_EQ(a.get(0, 8), 8u);
+}
+
+TEST_F(StackTest, PagesThatAreEvictedNextAreOnFlashBeforeTheirSlotIsUsed) {
+  Process a = make(8, options(SpillPolicy::kLazy));
+  a.put(0, 8);
+  std::vector<bool> there;
+  do {
+    std::this_thread::yield();
+    there = a.store->contains(keys_of(0, 8));
+  } while (std::count(there.begin(), there.end(), true) < 4);
+  // The deepest are evicted first.
+  EXPECT_TRUE(there[7] && there[4]);
+  EXPECT_FALSE(there[0]);
+}
+
+TEST_F(StackTest, SelectiveSpillsWhatWasAskedForAndNeverSpillsNothing) {
+  StackOptions selective = options(SpillPolicy::kSelective);
+  selective.spill.num_ahead = 0;
+  Process a = make(8, selective);
+  a.put(0, 4);
+  a.stack->match(keys_of(0, 2), {});
+  ASSERT_TRUE(a.stack->flush(soon()));
+  EXPECT_EQ(a.store->contains(keys_of(0, 4)), (std::vector<bool>{true, true, false, false}));
+  Process b = make(8, options(SpillPolicy::kNever));
+  b.put(10, 4);
+  ASSERT_TRUE(b.stack->flush(soon()));
+  EXPECT_TRUE(b.store->keys().empty());
+}
+
+TEST_F(StackTest, AReportedPageIsPinnedUntilItsGetOrUntilItIsTooOld) {
+  Process a = make(8, options(), false);
+  a.put(0, 4);
+  a.put(10, 4);
+  a.stack->match(keys_of(0, 4), {});
+  EXPECT_EQ(a.count("tier_pinned_pages"), 4u);
+  ASSERT_EQ(a.region->alloc(4).size(), 4u);
+  EXPECT_EQ(a.region->match(keys_of(0, 4)), 4u) << "the older prefix outlived the younger one";
+  clock_.advance(options().pin_lifetime);
+  a.stack->match(keys_of(50, 1), {});
+  EXPECT_EQ(a.count("tier_pinned_pages"), 0u);
+}
+
+TEST_F(StackTest, SoftPinsNeverMakeAnAllocationFail) {
+  Process a = make(8, options(), false);
+  a.put(0, 8);
+  a.stack->match(keys_of(0, 8), {});
+  EXPECT_EQ(a.region->num_available(), 8u);
+  EXPECT_EQ(a.region->alloc(8).size(), 8u);
+  std::vector<std::uint64_t> nothing;
+  EXPECT_EQ(a.stack->match(keys_of(0, 8), {}).num_pages, 0u);
+}
+
+TEST_F(StackTest, APromiseIsKeptWhateverIsAllocated) {
+  Process a = make(8, options());
+  a.put(0, 8);
+  ASSERT_TRUE(a.stack->flush(soon()));
+  a.put(100, 8);
+  const auto promised = a.stack->promise(keys_of(0, 6), {}, soon());
+  EXPECT_EQ(promised->num_pages(), 6u);
+  EXPECT_EQ(a.region->num_available(), 2u);
+  EXPECT_TRUE(a.region->alloc(3).empty());
+  ASSERT_EQ(a.region->alloc(2).size(), 2u);
+  EXPECT_EQ(a.region->match(keys_of(0, 6)), 6u);
+}
+
+TEST_F(StackTest, APromiseEndsAtTheFirstPageThatIsNotRight) {
+  Process a = make(16, options(SpillPolicy::kNever));
+  a.put(0, 6);
+  a.region->piece(a.region->find(key_of(3))->slot, 1)[9] ^= std::byte{1};
+  const auto promised = a.stack->promise(keys_of(0, 6), {}, soon());
+  EXPECT_EQ(promised->num_pages(), 3u);
+  EXPECT_TRUE(a.region->consistent());
+}
+
+TEST_F(StackTest, APromiseIsNoLongerThanThePool) {
+  Process a = make(4, options());
+  Process b = make(16, options(), false);
+  b.put(0, 10);
+  const auto promised = a.stack->promise(keys_of(0, 10), {}, soon());
+  EXPECT_EQ(promised->num_pages(), 4u);
+}
+
+TEST_F(StackTest, AMalformedGetIsRefused) {
+  Process a = make(4, options(), false);
+  const std::vector<std::uint64_t> addresses(3);
+  EXPECT_EQ(
+      a.stack
+          ->submit_get(
+              {.keys = keys_of(0, 2), .prefix = {}, .addresses = addresses, .slots = {}, .deadline = {}})
+          .error()
+          .code,
+      Code::kInvalid);
+}
+
+TEST_F(StackTest, APassedDeadlineIsAMissWithItsName) {
+  Process a = make(8, options(), false);
+  a.put(0, 2);
+  PageBuffer buffer(a.region->geometry());
+  std::vector<std::uint64_t> addresses;
+  for (std::byte* piece : buffer.to()) addresses.push_back(reinterpret_cast<std::uint64_t>(piece));
+  const auto ticket = a.stack->submit_get({.keys = keys_of(0, 1),
+                                           .prefix = {},
+                                           .addresses = addresses,
+                                           .slots = {},
+                                           .deadline = std::chrono::steady_clock::now()});
+  ASSERT_TRUE(ticket->ticket.wait(soon()));
+  EXPECT_EQ((*ticket->outcomes)[0], Code::kDeadline);
+}
+
+TEST(Promises, PromisesNoMoreThanTheMeasuredRateDelivers) {
+  TurnedClock clock;
+  Promises promises({.deadline_base_s = 1.0, .safety = 1.0}, 1000, clock);
+  const std::vector<PageKey> keys = keys_of(0, 10);
+  const std::vector<bool> all(10, true);
+  EXPECT_EQ(promises.limit(keys, all), 10u) << "nothing is known yet";
+  promises.measured(5, std::chrono::seconds(1));  // 5 pages per second
+  EXPECT_EQ(promises.limit(keys, all), 5u);
+  std::vector<bool> some = all;
+  some[0] = some[1] = false;  // in DRAM
+  EXPECT_EQ(promises.limit(keys_of(100, 10), some), 7u);
+}
+
+TEST(Promises, ADeclinedPageStaysDeclinedForAWhile) {
+  TurnedClock clock;
+  Promises promises({.deadline_base_s = 1.0, .safety = 1.0, .sticky = std::chrono::seconds(5)}, 1000, clock);
+  const std::vector<bool> all(10, true);
+  promises.measured(5, std::chrono::seconds(1));
+  EXPECT_EQ(promises.limit(keys_of(0, 10), all), 5u);
+  for (int i = 0; i < 20; ++i) promises.measured(5000, std::chrono::seconds(1));
+  EXPECT_EQ(promises.limit(keys_of(0, 10), all), 5u);
+  clock.advance(std::chrono::seconds(6));
+  EXPECT_EQ(promises.limit(keys_of(0, 10), all), 10u);
+}
+
+TEST(Promises, ALoadThatIsSlowerThanRecomputingIsDeclinedAndItCanBeSwitchedOff) {
+  TurnedClock clock;
+  const std::vector<bool> all(10, true);
+  Promises promises({.deadline_base_s = 100.0, .recompute_per_page_s = 0.1}, 1000, clock);
+  promises.measured(5, std::chrono::seconds(1));
+  EXPECT_EQ(promises.limit(keys_of(0, 10), all), 0u);
+  Promises off({.enabled = false, .recompute_per_page_s = 0.1}, 1000, clock);
+  off.measured(5, std::chrono::seconds(1));
+  EXPECT_EQ(off.limit(keys_of(0, 10), all), 10u);
+}
+
+}  // namespace
+}  // namespace tpusync::tier
