@@ -5,7 +5,7 @@ Arrays are C-contiguous numpy arrays of the dtype named here; anything else is a
 unmoved until the ticket is done. Codes of base/error.h arrive as the exceptions of `sglang_tpusync.errors`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, final
 
 import numpy as np
@@ -91,6 +91,94 @@ class FlashStore:
     def flush(self, timeout_s: float | None = None) -> bool:
         """Waits until all that was submitted is done and, unless fsync is 'none', on the medium."""
     def close(self) -> None: ...
+
+@final
+class HostRegion:
+    """A pool of host DRAM in a named shared file: pages that are sealed stay readable by the node after their slot is
+    freed, until it is allocated again, and are adopted by the next process of the namespace. One writer, thread-safe.
+
+    The constructor adopts a region that has no living writer, else makes one. Raises ConfigError (a value out of its
+    range, a directory that may not be used) or StorageError (no room: the message has the arithmetic).
+    """
+
+    def __init__(
+        self,
+        *,
+        root: str,  # directory of the node's regions, in memory: mode 0700
+        namespace: bytes,  # 32 bytes, the digest of the identity
+        piece_bytes: Sequence[int],  # the pieces of a page; piece p of slot s begins at the sum of num_slots *
+        # piece_bytes[:p], plus s * piece_bytes[p]: a tensor of shape [pieces][slots][...]
+        num_slots: int,  # pages
+        cap_bytes: int | None = None,  # of all regions under root; None: what the memory allows
+        reserve_bytes: int = 1 << 30,  # memory left to others
+        numa_node: int = -1,  # -1: wherever
+        num_threads: int = 4,  # that make memory present
+    ) -> None: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def num_slots(self) -> int: ...
+    @property
+    def page_bytes(self) -> int: ...
+    @property
+    def available(self) -> int:
+        """Slots that alloc can give now."""
+    def memory(self) -> NDArray[np.uint8]:
+        """The pool's bytes, writable, no copy; the array keeps the region open."""
+    def alloc(self, count: int) -> NDArray[np.int64] | None:
+        """Slots, in the order of eviction; what was sealed in them is gone. None if there are not enough."""
+    def free(self, slots: NDArray[np.int64]) -> None:
+        """In prefix order: the first is evicted last. ConfigError, and nothing is freed, if one is not in use."""
+    def free_all(self) -> None: ...
+    def seal(self, keys: bytes, prefix: bytes, slots: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Declares that the slots hold these pages. One outcome per page; the bytes are summed up, not copied."""
+    def match(self, keys: bytes, prefix: bytes) -> int: ...
+    def contains(self, keys: bytes) -> NDArray[np.bool_]: ...
+    def remove(self, keys: bytes) -> int: ...
+    def clear(self) -> int: ...
+    def keys(self) -> bytes: ...
+    def stats(self) -> Mapping[str, int | float | str]: ...
+
+@final
+class PromisedPages:
+    """Pages that stay in DRAM, verified, until release() or the end of this object."""
+
+    @property
+    def num_pages(self) -> int: ...
+    def release(self) -> None: ...
+
+@final
+class TierStack:
+    """Own DRAM, the DRAM of the node's other processes, and flash, as one. Thread-safe."""
+
+    def __init__(
+        self,
+        *,
+        region: HostRegion,
+        store: FlashStore | None,
+        spill: Literal["never", "through", "selective", "lazy"] = "through",
+        num_copy_threads: int = 2,
+        pin_lifetime_s: float = 30.0,  # of a page that a lookup reported and nobody fetched
+        limit_promises: bool = True,  # a match is no longer than flash delivers in time
+        deadline_base_s: float = 1.0,
+        deadline_per_page_s: float = 0.0,
+        recompute_per_page_s: float = 0.0,  # 0: unknown
+    ) -> None: ...
+    def match(self, keys: bytes, prefix: bytes) -> tuple[int, int, int, int]:
+        """Leading pages, and how many of them are nearest in own DRAM, in a peer's, on flash."""
+    def submit_get(
+        self,
+        keys: bytes,
+        prefix: bytes,
+        addresses: NDArray[np.uint64],  # [n, pieces]
+        slots: NDArray[np.int64] | None = None,  # of the region, where the addresses point: sealed where it lands
+        timeout_s: float | None = None,
+    ) -> Ticket: ...
+    def put(self, keys: bytes, prefix: bytes, slots: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Seals; the way to flash is the spill policy's."""
+    def promise(self, keys: bytes, prefix: bytes, timeout_s: float | None = None) -> PromisedPages: ...
+    def flush(self, timeout_s: float | None = None) -> bool: ...
+    def stats(self) -> Mapping[str, int | float | str]: ...
 
 @final
 class CopyStream:

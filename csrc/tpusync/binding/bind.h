@@ -20,6 +20,7 @@ namespace py = pybind11;
 void bind_device(py::module_& module);
 void bind_evict(py::module_& module);
 void bind_flash(py::module_& module);
+void bind_host(py::module_& module);
 void bind_layout(py::module_& module);
 void bind_log(py::module_& module);
 void bind_store(py::module_& module);

@@ -1,11 +1,10 @@
 #include <fmt/format.h>
 #include <pybind11/stl.h>
 
-#include <cstring>
 #include <filesystem>
 #include <optional>
 
-#include "tpusync/binding/bind.h"
+#include "tpusync/binding/arguments.h"
 #include "tpusync/flash/flash_store.h"
 
 namespace tpusync::binding {
@@ -15,18 +14,6 @@ using flash::FlashStore;
 using index::PageKey;
 
 namespace {
-
-// A copy: the bytes object may go as soon as the GIL is released.
-std::vector<PageKey> keys_of(const py::bytes& bytes, const char* name) {
-  const std::string_view view = bytes;
-  if (view.size() % index::kKeyBytes != 0) {
-    raise({Code::kInvalid,
-           fmt::format("{}: {} bytes, not a multiple of {}", name, view.size(), index::kKeyBytes)});
-  }
-  std::vector<PageKey> keys(view.size() / index::kKeyBytes);
-  if (!keys.empty()) std::memcpy(keys.data(), view.data(), view.size());
-  return keys;
-}
 
 template <typename Value>
 Value choice_of(const char* name, const std::string& text,
@@ -39,24 +26,7 @@ Value choice_of(const char* name, const std::string& text,
   raise({Code::kInvalid, fmt::format("{}: '{}', allowed are {}", name, text, allowed)});
 }
 
-flash::Digest digest_of(const py::bytes& bytes) {
-  const std::string_view view = bytes;
-  flash::Digest digest;
-  if (view.size() != digest.size()) {
-    raise({Code::kInvalid, fmt::format("namespace: {} bytes, must be {}", view.size(), digest.size())});
-  }
-  std::memcpy(digest.data(), view.data(), digest.size());
-  return digest;
-}
-
-// Destroying a store waits for its work: never with the GIL held, which a log line of that work may need.
-struct DeleteWithoutGil {
-  void operator()(FlashStore* store) const {
-    py::gil_scoped_release release;
-    delete store;
-  }
-};
-using StoreHolder = std::unique_ptr<FlashStore, DeleteWithoutGil>;
+using StoreHolder = Holder<FlashStore>;
 
 StoreHolder open_store(const flash::FlashOptions& options) {
   auto store = [&] {
@@ -79,8 +49,8 @@ struct BatchArguments {
 void fill_batch(BatchArguments& arguments, const py::bytes& keys, const py::bytes& prefix,
                 const Array<std::uint64_t>& addresses, const Array<std::uint64_t>& lengths,
                 const py::object& timeout_s) {
-  arguments.keys = keys_of(keys, "keys");
-  arguments.prefix = keys_of(prefix, "prefix");
+  arguments.keys = copy_keys(keys, "keys");
+  arguments.prefix = copy_keys(prefix, "prefix");
   if (addresses.ndim() != 2 || lengths.ndim() != 1) {
     raise({Code::kInvalid, "addresses must have the shape [pages, pieces] and lengths [pieces]"});
   }
@@ -113,14 +83,14 @@ PyTicket submit(FlashStore& store, const py::bytes& keys, const py::bytes& prefi
 }
 
 std::size_t match(FlashStore& store, const py::bytes& keys, const py::bytes& prefix) {
-  const auto key_list = keys_of(keys, "keys");
-  const auto prefix_list = keys_of(prefix, "prefix");
+  const auto key_list = copy_keys(keys, "keys");
+  const auto prefix_list = copy_keys(prefix, "prefix");
   py::gil_scoped_release release;
   return store.match(key_list, prefix_list);
 }
 
 Array<bool> contains(FlashStore& store, const py::bytes& keys) {
-  const auto key_list = keys_of(keys, "keys");
+  const auto key_list = copy_keys(keys, "keys");
   const auto found = [&] {
     py::gil_scoped_release release;
     return store.contains(key_list);
@@ -131,7 +101,7 @@ Array<bool> contains(FlashStore& store, const py::bytes& keys) {
 }
 
 std::size_t remove(FlashStore& store, const py::bytes& keys) {
-  const auto key_list = keys_of(keys, "keys");
+  const auto key_list = copy_keys(keys, "keys");
   py::gil_scoped_release release;
   return store.remove(key_list);
 }
@@ -141,7 +111,7 @@ py::bytes all_keys(FlashStore& store) {
     py::gil_scoped_release release;
     return store.keys();
   }();
-  return py::bytes(reinterpret_cast<const char*>(keys.data()), keys.size() * index::kKeyBytes);
+  return bytes_of(keys);
 }
 
 py::dict stats(FlashStore& store) {
@@ -149,12 +119,7 @@ py::dict stats(FlashStore& store) {
     py::gil_scoped_release release;
     return store.stats();
   }();
-  py::dict answer;
-  for (const metrics::Sample& sample : samples) {
-    answer[py::str(sample.name)] =
-        std::visit([](const auto& value) -> py::object { return py::cast(value); }, sample.value);
-  }
-  return answer;
+  return dict_of(samples);
 }
 
 // Finite, not negative and far from any overflow.

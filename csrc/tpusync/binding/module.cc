@@ -6,6 +6,7 @@ PYBIND11_MODULE(_core, module) {
   tpusync::binding::bind_device(module);
   tpusync::binding::bind_evict(module);
   tpusync::binding::bind_flash(module);
+  tpusync::binding::bind_host(module);
   tpusync::binding::bind_layout(module);
   tpusync::binding::bind_log(module);
   tpusync::binding::bind_store(module);
