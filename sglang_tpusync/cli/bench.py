@@ -18,6 +18,7 @@ BENCHES: dict[str, str] = {
     "layout": "sglang_tpusync.cli.bench_layout:layout",
     "serving": "sglang_tpusync.cli.bench_serving:serving",
     "store": "sglang_tpusync.cli.bench_store:store",
+    "tiers": "sglang_tpusync.cli.bench_tiers:tiers",
 }
 
 app = typer.Typer(help="Measure; every benchmark writes the same JSON with --json.", no_args_is_help=True)
