@@ -55,10 +55,12 @@ class FlashStore:
         write_budget_bytes_per_day: int | None = None,  # of the whole directory; None: one capacity
         fsync: Literal["none", "interval", "always"] = "none",
         io: Literal["auto", "uring", "threads", "buffered"] = "auto",
-        num_threads: int = 4,
+        num_threads: int = 0,
         allow_tmpfs: bool = False,
         ttl_s: float | None = None,  # since a page was written, in whole seconds; after it the page is a miss
         latency_budget_s: float = 2.0,  # of one transfer: a slower one counts as a failure of the disk
+        memory: Sequence[tuple[int, int]] = (),  # (address, bytes) of what most pages are in: io_uring registers it,
+        # which makes all of it present, where the limit on locked memory lets it; mapped until close()
     ) -> None: ...
     def submit_put(
         self,

@@ -87,7 +87,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     write_budget_per_day: Size | None = None  # of the whole directory; None: one capacity; or "unlimited"
     fsync: Literal["none", "interval", "always"] = "none"
     io: Literal["auto", "uring", "threads", "buffered"] = "auto"
-    num_threads: int = 4  # IO threads of one rank
+    num_threads: int = 0  # IO threads of one rank, for reading and for writing; 0: as the engine likes it
+    register_memory: Literal["auto", "always", "never"] = "auto"  # the host pool, with io_uring; auto: if it is pinned
     allow_tmpfs: bool = False
     ttl: int | float | str | None = None  # pages are misses so long after they were written; seconds, or '12h', '7d'
     latency_budget_s: float = 2.0  # of one transfer: a disk that is slower is left alone for a while
@@ -102,7 +103,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 # Allowed range of each number, both ends included.
 _RANGES: dict[str, tuple[float, float]] = {
-    "num_threads": (1, 64),
+    "num_threads": (0, 64),
     "latency_budget_s": (0.001, 3600),
     "get_timeout_s": (0.001, 3600),
     "put_timeout_s": (0.001, 3600),

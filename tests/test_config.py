@@ -49,8 +49,8 @@ def test_keys_of_sglang_are_left_alone() -> None:
     [
         ({"capcity": 1}, ["'capcity'", "did you mean 'capacity'?"]),
         ({"zzz": 1}, ["'zzz'", "allowed are", "write_budget_per_day"]),
-        ({"num_threads": 0}, ["'num_threads' = 0", "1 to 64"]),
-        ({"num_threads": "two"}, ["'num_threads' = 'two'", "an integer from 1 to 64"]),
+        ({"num_threads": -1}, ["'num_threads' = -1", "0 to 64"]),
+        ({"num_threads": "two"}, ["'num_threads' = 'two'", "an integer from 0 to 64"]),
         ({"num_threads": 2.5}, ["'num_threads' = 2.5", "an integer"]),
         ({"fsync": "never"}, ["'fsync' = 'never'", "'none', 'interval', 'always'"]),
         ({"io": 1}, ["'io' = 1", "'uring'"]),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sglang_tpusync.errors import ConfigError, UnsupportedError
 
-__all__ = ["PageAddresses", "key_bytes"]
+__all__ = ["PageAddresses", "buffers_of", "key_bytes"]
 
 _KEY_HEX = 64  # a SHA-256 in hexadecimal
 
@@ -25,6 +25,12 @@ def key_bytes(keys: Sequence[str] | None) -> bytes:
     if any(len(key) != _KEY_HEX for key in keys):
         raise ValueError(f"a key is not of {_KEY_HEX} hexadecimal digits")
     return bytes.fromhex("".join(keys))
+
+
+def buffers_of(pool: Any) -> list[tuple[int, int]]:
+    """(address, bytes) of the memory of a host pool, as far as it shows it."""
+    buffers = pool.kv_buffer if isinstance(pool.kv_buffer, list | tuple) else [pool.kv_buffer]
+    return [(buffer.data_ptr(), buffer.numel() * buffer.element_size()) for buffer in buffers]
 
 
 class PageAddresses:
@@ -100,8 +106,7 @@ def _canonical_order(pool: Any) -> NDArray[np.int64] | None:
 
 def _check_inside(pool: Any, addresses: NDArray[np.uint64], lengths: NDArray[np.uint64]) -> None:
     """Every piece must lie in a buffer of the pool, where the pool shows its buffers."""
-    buffers = pool.kv_buffer if isinstance(pool.kv_buffer, list | tuple) else [pool.kv_buffer]
-    spans = [(buffer.data_ptr(), buffer.data_ptr() + buffer.numel() * buffer.element_size()) for buffer in buffers]
+    spans = [(address, address + num_bytes) for address, num_bytes in buffers_of(pool)]
     for row in addresses.tolist():
         for address, length in zip(row, lengths.tolist(), strict=True):
             if not any(begin <= address and address + length <= end for begin, end in spans):

@@ -25,7 +25,7 @@ from sglang_tpusync import _core, runtime
 from sglang_tpusync.config import Options, read_options, seconds, size_in_bytes, store_path
 from sglang_tpusync.errors import UnsupportedError
 from sglang_tpusync.hicache.identity import Namespace, namespace_of
-from sglang_tpusync.hicache.pages import PageAddresses, key_bytes
+from sglang_tpusync.hicache.pages import PageAddresses, buffers_of, key_bytes
 from sglang_tpusync.hicache.traffic import Traffic
 
 __all__ = ["TpuSyncStorage", "refuse_side_pool"]
@@ -109,7 +109,10 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
         self._pages = PageAddresses(mem_pool_host)
         self.namespace = namespace_of(mem_pool_host, self._config, self.options.fingerprint)
         forward_log()  # from here on they come to us
-        self._store = _open_store(self.options, self.namespace, self._pages.page_bytes)
+        wish = self.options.register_memory
+        pinned = bool(getattr(mem_pool_host, "pin_memory", False))
+        memory = buffers_of(mem_pool_host) if {"always": True, "never": False, "auto": pinned}[wish] else []
+        self._store = _open_store(self.options, self.namespace, self._pages.page_bytes, memory)
         forward_log()
         logger.info(
             "store of KV pages: namespace %s, %d bytes a page, in %s",
@@ -312,7 +315,7 @@ def refuse_side_pool(name: str) -> NoReturn:
     )
 
 
-def _open_store(options: Options, namespace: Namespace, page_bytes: int) -> Any:
+def _open_store(options: Options, namespace: Namespace, page_bytes: int, memory: Sequence[tuple[int, int]]) -> Any:
     path = store_path(options)
     whole = _file_system_bytes(path)
     return _core.FlashStore(
@@ -329,6 +332,7 @@ def _open_store(options: Options, namespace: Namespace, page_bytes: int) -> Any:
         allow_tmpfs=options.allow_tmpfs,
         ttl_s=seconds("ttl", options.ttl),
         latency_budget_s=options.latency_budget_s,
+        memory=memory,
     )
 
 

@@ -267,7 +267,7 @@ def test_a_pool_without_memory_is_refused(tmp_path: Path) -> None:
     [
         ({"capcity": 1}, ConfigError),
         ({"path": "/proc/nowhere"}, (ConfigError, StorageError)),
-        ({"num_threads": 0}, ConfigError),
+        ({"num_threads": -1}, ConfigError),
     ],
 )
 def test_wrong_options_fail_the_attach(options: dict[str, Any], error: Any, tmp_path: Path) -> None:

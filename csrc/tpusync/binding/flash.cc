@@ -136,7 +136,8 @@ StoreHolder make_store(const std::string& path, const py::bytes& name_space,
                        std::optional<std::uint64_t> capacity_bytes, std::optional<std::uint64_t> floor_bytes,
                        std::optional<std::uint64_t> write_budget_bytes_per_day, const std::string& fsync,
                        const std::string& io, int num_threads, bool allow_tmpfs, std::optional<double> ttl_s,
-                       double latency_budget_s) {
+                       double latency_budget_s,
+                       const std::vector<std::pair<std::uint64_t, std::uint64_t>>& memory) {
   using flash::FsyncPolicy;
   using flash::IoKind;
   flash::FlashOptions options;
@@ -160,6 +161,12 @@ StoreHolder make_store(const std::string& path, const py::bytes& name_space,
   if (ttl_s) options.ttl = std::chrono::duration_cast<std::chrono::seconds>(seconds_of("ttl_s", *ttl_s));
   options.latency_budget =
       std::chrono::duration_cast<std::chrono::milliseconds>(seconds_of("latency_budget_s", latency_budget_s));
+  for (const auto& [address, num_bytes] : memory) {
+    if (address == 0 || num_bytes > std::numeric_limits<std::uint64_t>::max() - address) {
+      raise({Code::kInvalid, fmt::format("memory: {} bytes at {:#x} are no memory", num_bytes, address)});
+    }
+    options.memory.emplace_back(reinterpret_cast<std::byte*>(address), num_bytes);
+  }
   return open_store(options);
 }
 
@@ -178,8 +185,9 @@ void bind_flash(py::module_& module) {
       .def(py::init(&make_store), py::kw_only(), py::arg("path"), py::arg("namespace"),
            py::arg("namespace_json"), py::arg("page_bytes"), py::arg("capacity_bytes") = py::none(),
            py::arg("floor_bytes") = py::none(), py::arg("write_budget_bytes_per_day") = py::none(),
-           py::arg("fsync") = "none", py::arg("io") = "auto", py::arg("num_threads") = 4,
-           py::arg("allow_tmpfs") = false, py::arg("ttl_s") = py::none(), py::arg("latency_budget_s") = 2.0)
+           py::arg("fsync") = "none", py::arg("io") = "auto", py::arg("num_threads") = 0,
+           py::arg("allow_tmpfs") = false, py::arg("ttl_s") = py::none(), py::arg("latency_budget_s") = 2.0,
+           py::arg("memory") = std::vector<std::pair<std::uint64_t, std::uint64_t>>())
       .def("submit_put", &submit<&FlashStore::submit_put>, py::arg("keys"), py::arg("prefix"),
            py::arg("addresses").noconvert(), py::arg("lengths").noconvert(),
            py::arg("timeout_s") = py::none())

@@ -22,7 +22,6 @@ constexpr std::size_t kQueueLimit = 4096;
 constexpr std::uint64_t kExtentsPerCapacity = 8;
 // Below this, handing work to another thread costs more than it saves.
 constexpr std::uint64_t kPartBytesMin = 256 * base::kKiB;
-constexpr std::size_t kPartsPerThread = 2;
 
 }  // namespace
 
@@ -80,15 +79,16 @@ Result<std::unique_ptr<FlashStore>> FlashStore::open(const FlashOptions& options
         base::LogLevel::kInfo,
         fmt::format("{}: the file system refuses O_DIRECT; going through the page cache", options.path));
   }
-  auto engine = make_engine(options.io, (*region)->slots());
+  auto engine = make_engine(options.io, (*region)->slots(), options.memory);
   if (!engine) return tl::unexpected(std::move(engine).error());
   store->parts_ = std::make_unique<Parts>(options, clock, store->counters_, std::move(*node),
                                           std::move(*region), std::move(*engine));
   TPUSYNC_TRY(store->parts_->space.recover());
+  const int num_threads = options.num_threads > 0 ? options.num_threads : store->parts_->io->num_threads();
   for (auto [name, executor] :
        {std::pair{"flash-put", &store->parts_->writers}, std::pair{"flash-get", &store->parts_->readers}}) {
     auto opened =
-        exec::Executor::open({.name = name, .num_threads = options.num_threads, .queue_limit = kQueueLimit});
+        exec::Executor::open({.name = name, .num_threads = num_threads, .queue_limit = kQueueLimit});
     if (!opened) return tl::unexpected(std::move(opened).error());
     *executor = std::move(*opened);
   }
@@ -138,8 +138,8 @@ std::shared_ptr<PageRequest> FlashStore::make_request(const PageBatch& batch) co
 }
 
 std::size_t FlashStore::pages_per_part(std::size_t num_pages) const {
-  const std::size_t num_parts_max = static_cast<std::size_t>(options_.num_threads) * kPartsPerThread;
-  const std::size_t num_even = (num_pages + num_parts_max - 1) / num_parts_max;
+  const auto num_threads = static_cast<std::size_t>(parts_->readers->num_threads());
+  const std::size_t num_even = (num_pages + num_threads - 1) / num_threads;
   return std::max<std::size_t>({1, num_even, kPartBytesMin / options_.page_bytes});
 }
 
@@ -280,6 +280,7 @@ std::vector<metrics::Sample> FlashStore::stats() {
   samples.push_back({"read_breaker_open", std::uint64_t{parts_->read_breaker.open()}});
   samples.push_back({"direct_io", std::uint64_t{region.slots().direct()}});
   samples.push_back({"io_engine", std::string(parts_->io->name())});
+  samples.push_back({"registered_bytes", parts_->io->num_registered_bytes()});
   samples.push_back({"region", region.name()});
   return samples;
 }

@@ -12,9 +12,13 @@ using base::Status;
 
 namespace {
 
+// Each has one transfer in flight.
+constexpr int kNumThreads = 8;
+
 class BlockingEngine final : public IoEngine {
  public:
   std::string_view name() const override { return "threads"; }
+  int num_threads() const override { return kNumThreads; }
 
   void run(os::File& file, IoJob& job) override {
     for (std::size_t i = 0; i < job.size(); ++i) {
@@ -42,10 +46,11 @@ std::unique_ptr<IoEngine> make_blocking_engine() {
   return std::make_unique<BlockingEngine>();
 }
 
-Result<std::unique_ptr<IoEngine>> make_engine(IoKind kind, os::File& file) {
-  if (kind == IoKind::kUring) return make_uring_engine(file);
+Result<std::unique_ptr<IoEngine>> make_engine(IoKind kind, os::File& file,
+                                              std::span<const std::span<std::byte>> memory) {
+  if (kind == IoKind::kUring) return make_uring_engine(file, memory);
   if (kind == IoKind::kAuto && file.direct()) {
-    auto engine = make_uring_engine(file);
+    auto engine = make_uring_engine(file, memory);
     if (engine) return engine;
   }
   return make_blocking_engine();

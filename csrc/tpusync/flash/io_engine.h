@@ -36,13 +36,21 @@ class IoEngine {
  public:
   virtual ~IoEngine() = default;
   virtual std::string_view name() const = 0;
+  // How many workers keep a disk busy, unless the user knows better.
+  virtual int num_threads() const = 0;
+  // Of the memory it was made with: what the kernel knows in advance.
+  virtual std::uint64_t num_registered_bytes() const { return 0; }
   virtual void run(os::File& file, IoJob& job) = 0;
 };
 
 // One transfer at a time, by the calling thread.
 std::unique_ptr<IoEngine> make_blocking_engine();
 // Several at a time through io_uring. kUnsupported where the kernel, the build or `file` does not allow it.
-base::Result<std::unique_ptr<IoEngine>> make_uring_engine(os::File& file);
-base::Result<std::unique_ptr<IoEngine>> make_engine(IoKind kind, os::File& file);
+// `memory` is where most transfers come from and go to: it is registered with the kernel where the system
+// lets us, and must stay mapped while the engine lives.
+base::Result<std::unique_ptr<IoEngine>> make_uring_engine(os::File& file,
+                                                          std::span<const std::span<std::byte>> memory = {});
+base::Result<std::unique_ptr<IoEngine>> make_engine(IoKind kind, os::File& file,
+                                                    std::span<const std::span<std::byte>> memory = {});
 
 }  // namespace tpusync::flash

@@ -25,9 +25,9 @@ base::Status FlashOptions::validate() const {
                       fmt::format("capacity_bytes: {}, at least one page of {} bytes must fit",
                                   *capacity_bytes, capacity_min));
   }
-  if (num_threads < 1 || num_threads > kNumThreadsMax) {
+  if (num_threads < 0 || num_threads > kNumThreadsMax) {
     return base::fail(Code::kInvalid,
-                      fmt::format("num_threads: {}, allowed are 1 to {}", num_threads, kNumThreadsMax));
+                      fmt::format("num_threads: {}, allowed are 0 to {}", num_threads, kNumThreadsMax));
   }
   if (ttl && ttl->count() < 1) {
     return base::fail(Code::kInvalid, fmt::format("ttl: {} s, allowed are 1 and more", ttl->count()));

@@ -2,9 +2,12 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "tpusync/base/bytes.h"
 #include "tpusync/base/clock.h"
@@ -35,8 +38,11 @@ struct FlashOptions {
   std::optional<std::uint64_t> write_budget_bytes_per_day;  // of the whole directory
   FsyncPolicy fsync = FsyncPolicy::kNone;
   IoKind io = IoKind::kAuto;
-  int num_threads = 4;
+  int num_threads = 0;  // for reading, and as many for writing; 0: as the IO engine likes it
   bool allow_tmpfs = false;
+  // The caller's memory that most pages are in: stays mapped while the store is open. io_uring registers it,
+  // which makes all of it present, unless the system's limit on locked memory forbids it.
+  std::vector<std::span<std::byte>> memory;
   std::optional<std::chrono::seconds> ttl;         // since a page was written; after it the page is a miss
   std::chrono::milliseconds latency_budget{2000};  // of one transfer: a slower one counts as a failure
 

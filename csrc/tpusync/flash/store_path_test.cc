@@ -178,8 +178,8 @@ TEST(StorePath, OptionsOutOfRangeAreNamedWithWhatIsAllowed) {
   options = small_options("/store", 4096, 100);
   EXPECT_TRUE(mentions(open_error(options, disk), "capacity_bytes: 100"));
   options = small_options("/store");
-  options.num_threads = 0;
-  EXPECT_TRUE(mentions(open_error(options, disk), "1 to 256"));
+  options.num_threads = -1;
+  EXPECT_TRUE(mentions(open_error(options, disk), "0 to 256"));
   options.num_threads = 1;
   options.floor_bytes = std::uint64_t{1} << 50;
   EXPECT_TRUE(mentions(open_error(options, disk), "floor_bytes"));

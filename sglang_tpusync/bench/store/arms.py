@@ -41,6 +41,7 @@ class Ours:
 
         room = 2 * volume.num_bytes + (64 << 20)
         self._volume = volume
+        self._source, self._target = volume.payload(), aligned(volume.num_bytes)
         self._store: Any = _core.FlashStore(
             path=str(directory),
             namespace=bytes(32),
@@ -50,8 +51,8 @@ class Ours:
             floor_bytes=0,
             write_budget_bytes_per_day=1 << 60,
             io=io,  # type: ignore[arg-type]
+            memory=[(memory.ctypes.data, memory.nbytes) for memory in (self._source, self._target)],
         )
-        self._source, self._target = volume.payload(), aligned(volume.num_bytes)
         self._lengths = np.array([volume.page_bytes], dtype=np.uint64)
 
     @property
