@@ -233,8 +233,6 @@ Code Region::publish(const PageKey& key, Ancestry ancestry, SlotId slot, std::ui
     counters_.sealed_already.add();
     return Code::kOk;
   }
-  // The slot in use will be freed after the one that is not: the seal moves to it.
-  if (there != kNoSlot) drop_locked(there);
   if (book_.sealed(slot)) drop_locked(slot);
   seals_.publish(slot, {.key = key,
                         .ancestry = ancestry,
@@ -244,6 +242,9 @@ Code Region::publish(const PageKey& key, Ancestry ancestry, SlotId slot, std::ui
   keys_.insert(key.short_hash(), slot);
   marks_[slot] = {key.short_hash(), true};
   book_.seal(slot);
+  // The slot in use will be freed after the one that is not: the seal moves to it. In this order, so that
+  // whoever is killed in between leaves the page there.
+  if (there != kNoSlot) drop_locked(there);
   counters_.sealed.add();
   return Code::kOk;
 }
