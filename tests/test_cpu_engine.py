@@ -375,14 +375,15 @@ def test_a_recipe_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.
 
 # Processes
 
-# A command with a child in a session of its own and a grandchild that has no environment.
-FAMILY = """
-import os, subprocess, sys
-sleep = [sys.executable, "-c", "import signal; print('up', flush=True); signal.pause()"]
+# A command with a child in a session of its own and a grandchild that has no environment. Each speaks in one
+# write: where PYTHONUNBUFFERED is set, print makes two, and lines of three processes mix.
+FAMILY = r"""
+import os, signal, subprocess, sys
+sleep = [sys.executable, "-c", r"import os, signal; os.write(1, b'up\n'); signal.pause()"]
 subprocess.Popen(sleep, start_new_session=True)
 subprocess.Popen(sleep, env={})
-print("up", flush=True)
-import signal; signal.pause()
+os.write(1, b"up\n")
+signal.pause()
 """
 
 
@@ -392,7 +393,8 @@ def started_family(log: Path) -> MarkedProcess:
     with open(os.open(log, os.O_RDWR)) as output:
         process = MarkedProcess([sys.executable, "-c", FAMILY], env=dict(os.environ), log_path=log)
         for _ in range(3):
-            assert output.readline() == "up\n"
+            line = output.readline()
+            assert line == "up\n", line
     return process
 
 
