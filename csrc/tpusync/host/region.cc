@@ -189,45 +189,79 @@ std::vector<Code> Region::seal(std::span<const PageKey> prefix, std::span<const 
                                std::span<const SlotId> slots) {
   std::vector<Code> outcomes(keys.size(), Code::kInvalid);
   for (std::size_t i = 0; i < keys.size() && i < slots.size(); ++i) {
-    outcomes[i] = seal_bytes(keys[i], ancestry_of(prefix, keys, i), slots[i]);
+    outcomes[i] = seal_slot(keys[i], ancestry_of(prefix, keys, i), slots[i]);
   }
   touch(prefix, keys);
   return outcomes;
 }
 
-Code Region::seal_bytes(const PageKey& key, Ancestry ancestry, SlotId slot) {
-  std::uint32_t use = 0;
+bool Region::in_use_locked(SlotId slot) const {
+  return index::to_number(slot) < book_.num_slots() && book_.used(slot);
+}
+
+bool Region::current_locked(SlotUse use) const {
+  return in_use_locked(use.slot) && book_.use(use.slot) == use.use;
+}
+
+Code Region::seal_slot(const PageKey& key, Ancestry ancestry, SlotId slot) {
+  SlotUse use;
   {
     std::lock_guard lock(mutex_);
-    if (index::to_number(slot) >= book_.num_slots() || !book_.used(slot)) return Code::kInvalid;
+    if (!in_use_locked(slot)) {
+      counters_.not_in_use.add();
+      return Code::kInvalid;
+    }
     // Sealed elsewhere in a slot that is in use, too: one of the two will do.
     const SlotId there = find_locked(key);
     if (there != kNoSlot && book_.used(there)) {
       counters_.sealed_already.add();
       return Code::kOk;
     }
-    use = book_.use(slot);
+    use = {slot, book_.use(slot)};
   }
-  return publish(key, ancestry, slot, use, checksum_of(key, slot));
+  return seal_known(key, ancestry, use, checksum_of(key, slot));
 }
 
-Code Region::seal_known(const PageKey& key, Ancestry ancestry, SlotId slot, std::uint64_t payload_checksum) {
-  std::uint32_t use = 0;
+Result<std::vector<SlotUse>> Region::begin_write(std::span<const SlotId> slots) {
+  std::vector<SlotId> sorted(slots.begin(), slots.end());
+  std::sort(sorted.begin(), sorted.end());
+  const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
+  if (twice != sorted.end()) {
+    return base::fail(Code::kInvalid, fmt::format("slot {} is named twice", index::to_number(*twice)));
+  }
+  std::lock_guard lock(mutex_);
+  for (const SlotId slot : slots) {
+    if (in_use_locked(slot)) continue;
+    counters_.not_in_use.add();
+    return base::fail(Code::kInvalid, fmt::format("slot {} is not in use", index::to_number(slot)));
+  }
+  std::vector<SlotUse> uses;
+  uses.reserve(slots.size());
+  for (const SlotId slot : slots) {
+    if (book_.sealed(slot)) drop_locked(slot);
+    uses.push_back({slot, book_.use(slot)});
+  }
+  return uses;
+}
+
+Code Region::seal_bytes(const PageKey& key, Ancestry ancestry, SlotUse use) {
   {
     std::lock_guard lock(mutex_);
-    if (index::to_number(slot) >= book_.num_slots() || !book_.used(slot)) return Code::kInvalid;
-    use = book_.use(slot);
+    if (!current_locked(use)) {
+      counters_.freed_while_sealing.add();
+      return Code::kCancelled;
+    }
   }
-  return publish(key, ancestry, slot, use, payload_checksum);
+  return seal_known(key, ancestry, use, checksum_of(key, use.slot));
 }
 
-Code Region::publish(const PageKey& key, Ancestry ancestry, SlotId slot, std::uint32_t use,
-                     std::uint64_t checksum) {
+Code Region::seal_known(const PageKey& key, Ancestry ancestry, SlotUse use, std::uint64_t payload_checksum) {
   std::lock_guard lock(mutex_);
-  if (book_.use(slot) != use || !book_.used(slot)) {
+  if (!current_locked(use)) {
     counters_.freed_while_sealing.add();
     return Code::kCancelled;
   }
+  const SlotId slot = use.slot;
   const SlotId there = find_locked(key);
   if (there != kNoSlot && (there == slot || book_.used(there))) {
     counters_.sealed_already.add();
@@ -237,7 +271,7 @@ Code Region::publish(const PageKey& key, Ancestry ancestry, SlotId slot, std::ui
   seals_.publish(slot, {.key = key,
                         .ancestry = ancestry,
                         .generation = ++next_generation_,
-                        .payload_checksum = checksum,
+                        .payload_checksum = payload_checksum,
                         .length_bytes = static_cast<std::uint32_t>(geometry().page_bytes())});
   keys_.insert(key.short_hash(), slot);
   marks_[slot] = {key.short_hash(), true};
@@ -302,29 +336,33 @@ Result<Seal> Region::get(const PageKey& key, Pieces to, Verify verify) {
       copy.copy(to[i], from);
     }
   }
-  return finish_read(*found, verified || copy.value() == found->seal.payload_checksum);
+  if (verified) return finish_read(*found, Check::kNone);
+  return finish_read(*found, copy.value() == found->seal.payload_checksum ? Check::kRight : Check::kWrong);
 }
 
 // After the last byte was read.
-Result<Seal> Region::finish_read(const Found& found, bool intact) {
+Result<Seal> Region::finish_read(const Found& found, Check check) {
   std::lock_guard lock(mutex_);
   if (!seals_.holds(found.slot, found.seal.generation)) {
     counters_.overtaken.add();
     return base::fail(Code::kNotFound, "its slot was allocated while it was read");
   }
-  if (!intact) {
+  if (check != Check::kNone) counters_.verified.add();
+  if (check == Check::kWrong) {
     counters_.corrupt.add();
     drop_locked(found.slot);
     return base::fail(Code::kCorrupt, "its bytes are not what was sealed");
   }
-  marks_[found.slot].verified = true;
+  if (check == Check::kRight) marks_[found.slot].verified = true;
   counters_.hits.add();
   return found.seal;
 }
 
 bool Region::verify(const PageKey& key) {
   const std::optional<Found> found = find(key);
-  return found && finish_read(*found, checksum_of(key, found->slot) == found->seal.payload_checksum);
+  if (!found) return false;
+  const bool right = checksum_of(key, found->slot) == found->seal.payload_checksum;
+  return finish_read(*found, right ? Check::kRight : Check::kWrong).has_value();
 }
 
 std::optional<Pin> Region::pin(const PageKey& key, PinKind kind) {
@@ -406,11 +444,14 @@ std::vector<metrics::Sample> Region::samples() const {
       {"host_pages_adopted_total", count(counters_.adopted)},
       {"host_records_damaged_total", count(counters_.damaged_records)},
       {"host_seals_total", count(counters_.sealed)},
+      {"host_sealed_bytes_total", count(counters_.sealed) * geometry().page_bytes()},
       {"host_seals_already_total", count(counters_.sealed_already)},
+      {"host_seals_not_in_use_total", count(counters_.not_in_use)},
       {"host_seals_cancelled_total", count(counters_.freed_while_sealing)},
       {"host_pages_evicted_total", count(counters_.evicted)},
       {"host_hits_total", count(counters_.hits)},
       {"host_misses_total", count(counters_.misses)},
+      {"host_pages_verified_total", count(counters_.verified)},
       {"host_pages_corrupt_total", count(counters_.corrupt)},
       {"host_reads_overtaken_total", count(counters_.overtaken)},
   };

@@ -22,7 +22,9 @@ namespace tpusync::host {
 using ConstPieces = std::span<const std::byte* const>;
 using Pieces = std::span<std::byte* const>;
 
-// kOnce: pages that this process has neither sealed nor read before.
+// When a read of the own region sums up what it has copied. kOnce: the first time that this process reads a
+// page which an earlier process sealed. What this process has sealed or verified itself is not summed up
+// again: only it writes to the region, and it unseals a slot before its bytes change. kAlways: at every read.
 enum class Verify : unsigned char { kOnce, kAlways };
 
 // A resource: the one writer of its file. Thread-safe. The file and its pages stay when it goes.
@@ -44,7 +46,7 @@ class Region {
     return file_->piece(slot, number);
   }
 
-  // Slots for `count` pages, or none at all. What was sealed in them is gone when this returns.
+  // Slots for `count` pages, or none at all. What was sealed in them is gone when this returns. O(count).
   std::vector<index::SlotId> alloc(std::size_t count);
   // kInvalid, and nothing is freed, if one of them is not in use. Pages that are sealed stay readable.
   // `slots` are in prefix order: the first is evicted last.
@@ -55,15 +57,20 @@ class Region {
 
   // Declares that each slot, which is in use, holds the whole page of its key from now on until it is
   // allocated again. `keys` continue `prefix`; sums up the bytes on the calling thread. One outcome per page:
-  // kOk, also if the page was sealed in another slot; kInvalid: not in use; kCancelled: freed meanwhile.
+  // kOk, also if the page is sealed in another slot that is in use; kInvalid: not in use; kCancelled: freed
+  // meanwhile.
   std::vector<base::Code> seal(std::span<const index::PageKey> prefix, std::span<const index::PageKey> keys,
                                std::span<const index::SlotId> slots);
-  // The same for one page whose bytes the caller has already summed up under payload_seed().
-  base::Code seal_known(const index::PageKey& key, index::Ancestry ancestry, index::SlotId slot,
-                        std::uint64_t payload_checksum);
 
-  // The same, summing up the bytes.
-  base::Code seal_bytes(const index::PageKey& key, index::Ancestry ancestry, index::SlotId slot);
+  // For bytes that arrive while others run: call it before the first one does. What was sealed in the slots
+  // is gone when this returns. kInvalid, and nothing has changed: a slot is not in use, or named twice.
+  base::Result<std::vector<SlotUse>> begin_write(std::span<const index::SlotId> slots);
+  // Seals what has arrived in a use that begin_write() told, the bytes summed up here. kCancelled: that use
+  // is over, whoever has the slot now.
+  base::Code seal_bytes(const index::PageKey& key, index::Ancestry ancestry, SlotUse use);
+  // The same for bytes that the caller has summed up under payload_seed().
+  base::Code seal_known(const index::PageKey& key, index::Ancestry ancestry, SlotUse use,
+                        std::uint64_t payload_checksum);
 
   std::size_t match(std::span<const index::PageKey> keys) const;
   bool contains(const index::PageKey& key) const;
@@ -108,9 +115,11 @@ class Region {
   void drop_locked(index::SlotId slot);
   void retract_locked(index::SlotId slot);
   void touch_ancestors_locked(index::SlotId slot);
-  base::Code publish(const index::PageKey& key, index::Ancestry ancestry, index::SlotId slot,
-                     std::uint32_t use, std::uint64_t checksum);
-  base::Result<Seal> finish_read(const Found& found, bool intact);
+  base::Code seal_slot(const index::PageKey& key, index::Ancestry ancestry, index::SlotId slot);
+  bool in_use_locked(index::SlotId slot) const;
+  bool current_locked(SlotUse use) const;
+  enum class Check : unsigned char { kNone, kRight, kWrong };
+  base::Result<Seal> finish_read(const Found& found, Check check);
   std::uint64_t checksum_of(const index::PageKey& key, index::SlotId slot) const;
 
   const std::unique_ptr<RegionFile> file_;
@@ -120,14 +129,14 @@ class Region {
   SlotBook book_;
   struct Mark {
     std::uint64_t short_hash = 0;  // under which keys_ has the slot, whatever becomes of its record
-    bool verified = false;         // sealed or read by this process
+    bool verified = false;         // sealed or verified by this process
   };
   index::SlotArray<Mark> marks_;
   std::uint64_t next_generation_ = 0;
 
   struct Counters {
-    metrics::Counter adopted, damaged_records, sealed, sealed_already, freed_while_sealing, evicted, hits,
-        misses, corrupt, overtaken;
+    metrics::Counter adopted, damaged_records, sealed, sealed_already, not_in_use, freed_while_sealing,
+        evicted, hits, misses, verified, corrupt, overtaken;
   };
   mutable Counters counters_;
   std::jthread populate_;  // last: it uses the rest

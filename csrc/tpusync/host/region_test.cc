@@ -149,6 +149,65 @@ TEST_F(RegionTest, SealOfASlotThatIsNotInUseIsRefused) {
   EXPECT_EQ(region->match(keys_of(0, 1)), 0u);
 }
 
+TEST_F(RegionTest, APageThatArrivesAfterItsSlotWasFreedAndTakenAgainIsNotSealed) {
+  const auto region = open(1);
+  const std::vector<SlotId> slots = region->alloc(1);
+  const SlotUse use = region->begin_write(slots).value()[0];
+  ASSERT_TRUE(region->free(slots));
+  ASSERT_EQ(region->alloc(1), slots);
+  fill_page(*region, slots[0], 7);  // another owner's
+  EXPECT_EQ(region->seal_bytes(key_of(0), {}, use), Code::kCancelled);
+  EXPECT_EQ(region->seal_known(key_of(0), {}, use, 1), Code::kCancelled);
+  EXPECT_FALSE(region->contains(key_of(0)));
+  EXPECT_EQ(count(*region, "host_seals_cancelled_total"), 2u);
+  EXPECT_EQ(region->seal_bytes(key_of(7), {}, region->begin_write(slots).value()[0]), Code::kOk);
+  EXPECT_TRUE(get(*region, 7));
+  EXPECT_EQ(count(*region, "host_sealed_bytes_total"), region->geometry().page_bytes());
+  EXPECT_TRUE(region->consistent());
+}
+
+TEST_F(RegionTest, BeforeBytesArriveWhatTheirSlotsHeldIsGone) {
+  const auto region = open(4);
+  const std::vector<SlotId> slots = put_pages(*region, 0, 2);
+  EXPECT_EQ(region->begin_write(std::vector<SlotId>{slots[0], slots[0]}).error().code, Code::kInvalid);
+  EXPECT_EQ(region->begin_write(std::vector<SlotId>{slots[0], SlotId{3}}).error().code, Code::kInvalid);
+  EXPECT_EQ(region->begin_write(std::vector<SlotId>{SlotId{44}}).error().code, Code::kInvalid);
+  EXPECT_EQ(region->match(keys_of(0, 2)), 2u);
+  const auto uses = region->begin_write(std::span(slots).first(1));
+  ASSERT_TRUE(uses);
+  EXPECT_FALSE(region->contains(key_of(0)));
+  EXPECT_TRUE(region->contains(key_of(1)));
+  fill_page(*region, slots[0], 5);
+  EXPECT_EQ(region->seal_bytes(key_of(5), {}, (*uses)[0]), Code::kOk);
+  EXPECT_EQ(peer_get(*region, 5), Code::kOk);
+  EXPECT_TRUE(region->consistent());
+}
+
+TEST_F(RegionTest, PagesOfAnEarlierProcessAreVerifiedAtTheirFirstReadAndOwnOnesWhenAsked) {
+  {
+    const auto region = open(4);
+    put_pages(*region, 0, 2);
+    PageBuffer buffer(region->geometry());
+    ASSERT_TRUE(region->get(key_of(0), buffer.to()));
+    EXPECT_EQ(count(*region, "host_pages_verified_total"), 0u);
+    ASSERT_TRUE(region->get(key_of(0), buffer.to(), Verify::kAlways));
+    ASSERT_TRUE(region->verify(key_of(0)));
+    EXPECT_EQ(count(*region, "host_pages_verified_total"), 2u);
+    region->piece(region->find(key_of(1))->slot, 0)[8] ^= std::byte{1};
+    EXPECT_EQ(region->get(key_of(1), buffer.to(), Verify::kAlways).error().code, Code::kCorrupt);
+    put_pages(*region, 1, 1);
+  }
+  const auto region = open(4);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(get(*region, 0));
+    EXPECT_EQ(count(*region, "host_pages_verified_total"), 1u);
+  }
+  region->piece(region->find(key_of(1))->slot, 1)[8] ^= std::byte{1};
+  PageBuffer buffer(region->geometry());
+  EXPECT_EQ(region->get(key_of(1), buffer.to()).error().code, Code::kCorrupt);
+  EXPECT_FALSE(region->contains(key_of(1)));
+}
+
 TEST_F(RegionTest, ADamagedPageIsAMissOnceAdoptedAndIsDropped) {
   {
     const auto region = open(4);

@@ -27,6 +27,12 @@ struct Pin {
   PinKind kind = PinKind::kSoft;
 };
 
+// One use of a slot, from its alloc to its free: what began in one use must not end in another. A value.
+struct SlotUse {
+  index::SlotId slot = index::kNoSlot;
+  std::uint32_t use = 0;
+};
+
 // Thread-compatible. Everything is O(1) but clear() and constructors. About 48 bytes per slot.
 class SlotBook {
  public:

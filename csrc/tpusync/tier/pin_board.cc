@@ -3,7 +3,14 @@
 namespace tpusync::tier {
 
 PinBoard::~PinBoard() {
+  clear();
+}
+
+void PinBoard::clear() {
+  std::lock_guard lock(mutex_);
   for (const auto& [key, entry] : entries_) region_.unpin(entry.pin);
+  entries_.clear();
+  due_.clear();
 }
 
 void PinBoard::pin(std::span<const index::PageKey> keys) {

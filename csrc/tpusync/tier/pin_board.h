@@ -23,6 +23,7 @@ class PinBoard {
   void pin(std::span<const index::PageKey> keys);
   void unpin(std::span<const index::PageKey> keys);
   void expire();
+  void clear();
   std::size_t size() const;
 
  private:

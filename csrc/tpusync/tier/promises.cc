@@ -1,11 +1,36 @@
 #include "tpusync/tier/promises.h"
 
-#include <algorithm>
+#include <fmt/format.h>
 
 namespace tpusync::tier {
 
 namespace {
 constexpr double kWeightOfTheLatest = 0.3;
+constexpr double kSecondsMax = 86400;
+}  // namespace
+
+base::Status PromiseOptions::validate() const {
+  const struct {
+    const char* key;
+    double value;
+  } figures[] = {{"deadline_base_s", deadline_base_s},
+                 {"deadline_per_page_s", deadline_per_page_s},
+                 {"recompute_per_page_s", recompute_per_page_s}};
+  for (const auto& [key, value] : figures) {
+    if (value >= 0 && value <= kSecondsMax) continue;
+    return base::fail(base::Code::kInvalid,
+                      fmt::format("{}: {}, allowed are 0 to {}", key, value, kSecondsMax));
+  }
+  if (enabled && deadline_base_s == 0 && deadline_per_page_s == 0) {
+    return base::fail(
+        base::Code::kInvalid,
+        "deadline_base_s: 0 with deadline_per_page_s 0 leaves no time for any page; one of them "
+        "must be above 0");
+  }
+  if (!(safety > 0 && safety <= 1)) {
+    return base::fail(base::Code::kInvalid, fmt::format("safety: {}, allowed are above 0 to 1", safety));
+  }
+  return {};
 }
 
 std::size_t Promises::limit(std::span<const index::PageKey> keys, const std::vector<bool>& on_flash) {

@@ -11,18 +11,22 @@
 #include <vector>
 
 #include "tpusync/base/clock.h"
+#include "tpusync/base/error.h"
 #include "tpusync/index/page_key.h"
 
 namespace tpusync::tier {
 
 struct PromiseOptions {
-  bool enabled = true;
+  bool enabled = false;                    // else everything is promised
   double deadline_base_s = 1.0;            // what a prefetch may take, as SGLang counts it,
   double deadline_per_page_s = 0.0;        // and how much more for each page
   double recompute_per_page_s = 0.0;       // a load that is slower than that is declined; 0: unknown
   double safety = 0.8;                     // part of the time that is planned with
   std::chrono::milliseconds sticky{5000};  // a page that was declined stays declined: SGLang asks again
   std::size_t num_sticky_max = 4096;
+
+  // kInvalid with the first rule that is broken, its value and its range.
+  base::Status validate() const;
 };
 
 // Thread-safe.

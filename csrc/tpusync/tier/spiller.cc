@@ -3,14 +3,17 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 namespace tpusync::tier {
 
 using base::Code;
 using index::PageKey;
 
-Spiller::Spiller(const SpillOptions& options, host::Region& region, flash::FlashStore& store)
-    : options_(options), region_(region), store_(store) {
+Spiller::Spiller(const SpillOptions& options, host::Region& region, flash::FlashStore& store,
+                 const base::Clock& clock)
+    : options_(options), region_(region), store_(store), clock_(clock) {
   for (std::size_t i = 0; i < options_.batch_pages; ++i)
     staging_.emplace_back(region.geometry().page_bytes());
   thread_ = std::jthread([this](std::stop_token stop) {
@@ -35,7 +38,7 @@ void Spiller::enqueue(std::span<const PageKey> prefix, std::span<const PageKey> 
   const std::vector<bool> there = store_.contains(keys);
   std::lock_guard lock(mutex_);
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    if (there[i]) continue;
+    if (there[i] || !region_.contains(keys[i])) continue;  // not sealed: nothing to write
     if (queue_.size() >= options_.queue_limit) {
       not_queued_.add();
       continue;
@@ -46,22 +49,28 @@ void Spiller::enqueue(std::span<const PageKey> prefix, std::span<const PageKey> 
 }
 
 void Spiller::run(const std::stop_token& stop) {
+  std::chrono::steady_clock::duration pause{0};
   while (!stop.stop_requested()) {
-    const std::vector<Item> items = next_batch();
-    if (!items.empty()) {
-      write(items, stop);
-      continue;
+    if (pause.count() == 0) {
+      const std::vector<Item> items = next_batch();
+      if (!items.empty()) {
+        pause = std::max(write(items), std::chrono::steady_clock::duration{0});
+        std::lock_guard lock(mutex_);
+        busy_ = false;
+        ++num_batches_;
+        idle_.notify_all();
+        continue;
+      }
+      if (look_ahead()) continue;
     }
-    if (look_ahead()) continue;
     std::unique_lock lock(mutex_);
-    busy_ = false;
-    idle_.notify_all();
-    wake_.wait_for(lock, stop, options_.look_ahead_period,
-                   [this] { return !queue_.empty() || !urgent_.empty(); });
+    if (pause.count() > 0) {
+      wake_.wait_for(lock, stop, std::exchange(pause, {}), [] { return false; });
+    } else {
+      wake_.wait_for(lock, stop, options_.look_ahead_period,
+                     [this] { return !queue_.empty() || !urgent_.empty(); });
+    }
   }
-  std::lock_guard lock(mutex_);
-  busy_ = false;
-  idle_.notify_all();
 }
 
 // Looks for pages that will be evicted soon and are not on flash yet.
@@ -69,14 +78,27 @@ bool Spiller::look_ahead() {
   if (options_.policy == SpillPolicy::kNever) return false;
   const std::vector<PageKey> oldest = region_.oldest(options_.num_ahead);
   const std::vector<bool> there = store_.contains(oldest);
-  std::lock_guard lock(mutex_);
+  const auto now = clock_.now();
+  std::map<PageKey, Offer> offers;
+  std::vector<Item> items;
   for (std::size_t i = 0; i < oldest.size(); ++i) {
     if (there[i]) continue;
+    const auto before = offers_.find(oldest[i]);
+    const bool first = before == offers_.end();
+    Offer& offer = offers[oldest[i]];
+    offer = first ? Offer{now, options_.refused_pause} : before->second;
+    if (now < offer.again) continue;
+    offer.again = now + offer.wait;
+    offer.wait *= 2;
     auto path = std::make_shared<std::vector<PageKey>>(region_.path_of(oldest[i]));
     const std::size_t depth = path->size();
     path->push_back(oldest[i]);
-    urgent_.push_back({oldest[i], std::move(path), depth});
+    items.push_back({oldest[i], std::move(path), depth});
   }
+  offers_ = std::move(offers);
+  looks_.add();
+  std::lock_guard lock(mutex_);
+  urgent_.insert(urgent_.end(), std::make_move_iterator(items.begin()), std::make_move_iterator(items.end()));
   return !urgent_.empty();
 }
 
@@ -95,7 +117,7 @@ std::vector<Spiller::Item> Spiller::next_batch() {
   return items;
 }
 
-void Spiller::write(const std::vector<Item>& items, const std::stop_token& stop) {
+std::chrono::steady_clock::duration Spiller::write(const std::vector<Item>& items) {
   const std::uint64_t page_bytes = region_.geometry().page_bytes();
   std::vector<PageKey> keys;
   std::vector<std::uint64_t> addresses;
@@ -114,7 +136,7 @@ void Spiller::write(const std::vector<Item>& items, const std::stop_token& stop)
     keys.push_back(item.key);
     addresses.push_back(reinterpret_cast<std::uint64_t>(start));
   }
-  if (keys.empty()) return;
+  if (keys.empty()) return {};
   const std::span<const PageKey> prefix = std::span(*items.front().path).first(items.front().depth);
   const auto started = std::chrono::steady_clock::now();
   const auto batch = store_.submit_put({.keys = keys,
@@ -122,26 +144,20 @@ void Spiller::write(const std::vector<Item>& items, const std::stop_token& stop)
                                         .addresses = addresses,
                                         .lengths = std::span(&page_bytes, 1),
                                         .deadline = {}});
-  if (!batch) return refused_.add(keys.size());
-  batch->ticket.wait();
-  std::size_t num_refused = 0;
-  for (const Code code : *batch->outcomes) num_refused += code != Code::kOk;
+  std::size_t num_refused = keys.size();
+  if (batch) {
+    batch->ticket.wait();
+    num_refused = static_cast<std::size_t>(std::count_if(batch->outcomes->begin(), batch->outcomes->end(),
+                                                         [](Code c) { return c != Code::kOk; }));
+  }
   spilled_.add(keys.size() - num_refused);
   refused_.add(num_refused);
-  if (num_refused > 0) {
-    pause(options_.refused_pause, stop);
-  } else if (options_.rate_bytes_per_s_max > 0) {
-    const double due_s =
-        static_cast<double>(keys.size() * page_bytes) / static_cast<double>(options_.rate_bytes_per_s_max);
-    const auto due =
-        std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(due_s));
-    pause(started + due - std::chrono::steady_clock::now(), stop);
-  }
-}
-
-void Spiller::pause(std::chrono::steady_clock::duration duration, const std::stop_token& stop) {
-  std::unique_lock lock(mutex_);
-  wake_.wait_for(lock, stop, duration, [] { return false; });
+  if (num_refused > 0) return options_.refused_pause;
+  if (options_.rate_bytes_per_s_max == 0) return {};
+  const std::chrono::duration<double> due{static_cast<double>(keys.size() * page_bytes) /
+                                          static_cast<double>(options_.rate_bytes_per_s_max)};
+  return started + std::chrono::duration_cast<std::chrono::steady_clock::duration>(due) -
+         std::chrono::steady_clock::now();
 }
 
 bool Spiller::flush(exec::Deadline deadline) {
@@ -154,12 +170,26 @@ bool Spiller::flush(exec::Deadline deadline) {
   return idle_.wait_until(lock, *deadline, idle);
 }
 
+void Spiller::discard() {
+  std::unique_lock lock(mutex_);
+  queue_.clear();
+  urgent_.clear();
+  idle_.notify_all();
+  idle_.wait(lock, [this, before = num_batches_] { return !busy_ || num_batches_ != before; });
+}
+
+void Spiller::stop() {
+  thread_.request_stop();
+  if (thread_.joinable()) thread_.join();
+}
+
 std::vector<metrics::Sample> Spiller::samples() const {
   std::lock_guard lock(mutex_);
   return {{"spill_pages_total", spilled_.value()},
           {"spill_pages_refused_total", refused_.value()},
           {"spill_pages_not_queued_total", not_queued_.value()},
           {"spill_pages_gone_total", gone_.value()},
+          {"spill_looks_ahead_total", looks_.value()},
           {"spill_pages_queued", std::uint64_t{queue_.size() + urgent_.size()}}};
 }
 

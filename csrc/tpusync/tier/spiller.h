@@ -6,6 +6,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -13,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "tpusync/base/clock.h"
 #include "tpusync/flash/flash_store.h"
 #include "tpusync/host/region.h"
 #include "tpusync/metrics/metrics.h"
@@ -33,8 +35,10 @@ struct SpillOptions {
   std::size_t num_ahead = 64;       // this many pages before the next eviction are kept on flash, too
   std::size_t queue_limit = 65536;  // pages; more are not queued, and counted
   std::size_t batch_pages = 16;
-  std::uint64_t rate_bytes_per_s_max = 0;         // 0: as fast as flash takes them
-  std::chrono::milliseconds refused_pause{1000};  // after flash refused for want of space or budget
+  std::uint64_t rate_bytes_per_s_max = 0;  // 0: as fast as flash takes them
+  // Nothing is written for so long after flash refused a page. A page that was offered ahead of its eviction
+  // and is not on flash is offered again after so long, then after twice as long, and so on.
+  std::chrono::milliseconds refused_pause{1000};
   std::chrono::milliseconds look_ahead_period{20};
 };
 
@@ -42,7 +46,9 @@ struct SpillOptions {
 // copy: a slot is never held up by a write.
 class Spiller {
  public:
-  Spiller(const SpillOptions& options, host::Region& region, flash::FlashStore& store);
+  // What is referred to outlives the spiller.
+  Spiller(const SpillOptions& options, host::Region& region, flash::FlashStore& store,
+          const base::Clock& clock);
   Spiller(const Spiller&) = delete;
   Spiller& operator=(const Spiller&) = delete;
   ~Spiller();
@@ -52,6 +58,11 @@ class Spiller {
 
   // Waits until nothing is queued nor under way.
   bool flush(exec::Deadline deadline);
+  // Forgets what is queued and waits for the batch that is under way: what was gone from the region before is
+  // written no more when this returns.
+  void discard();
+  // Joins the thread. What is queued stays unwritten.
+  void stop();
   std::vector<metrics::Sample> samples() const;
 
  private:
@@ -64,19 +75,27 @@ class Spiller {
   void run(const std::stop_token& stop);
   std::vector<Item> next_batch();
   bool look_ahead();
-  void write(const std::vector<Item>& items, const std::stop_token& stop);
-  void pause(std::chrono::steady_clock::duration duration, const std::stop_token& stop);
+  // Answers how long to write nothing afterwards.
+  std::chrono::steady_clock::duration write(const std::vector<Item>& items);
 
   const SpillOptions options_;
   host::Region& region_;
   flash::FlashStore& store_;
+  const base::Clock& clock_;
+  struct Offer {
+    std::chrono::steady_clock::time_point again;  // not before
+    std::chrono::milliseconds wait;               // the time between this offer and the next
+  };
+  // Of the pages that will be evicted next and are not on flash: num_ahead at most. Confined to the thread.
+  std::map<index::PageKey, Offer> offers_;
   mutable std::mutex mutex_;
   std::condition_variable_any wake_;
   std::condition_variable idle_;
   std::deque<Item> urgent_;
   std::deque<Item> queue_;
-  bool busy_ = false;
-  metrics::Counter spilled_, refused_, not_queued_, gone_;
+  bool busy_ = false;              // a batch is being written
+  std::uint64_t num_batches_ = 0;  // that were
+  metrics::Counter spilled_, refused_, not_queued_, gone_, looks_;
   std::vector<os::AlignedBuffer> staging_;
   std::jthread thread_;  // last: it uses the rest
 };

@@ -18,12 +18,28 @@ const base::Clock kRealClock;
 constexpr std::size_t kQueueLimit = 4096;
 constexpr int kNumReadThreads = 2;
 constexpr std::size_t kPagesPerPartMin = 4;
+constexpr int kNumCopyThreadsMax = 256;
+constexpr std::chrono::hours kPinLifetimeMax{1};
 
 Code outcome_of(Code code) {
   return code == Code::kOk ? Code::kNotFound : code;
 }
 
 }  // namespace
+
+base::Status StackOptions::validate() const {
+  if (num_copy_threads < 1 || num_copy_threads > kNumCopyThreadsMax) {
+    return base::fail(Code::kInvalid, fmt::format("num_copy_threads: {}, allowed are 1 to {}",
+                                                  num_copy_threads, kNumCopyThreadsMax));
+  }
+  if (pin_lifetime.count() < 0 || pin_lifetime > kPinLifetimeMax) {
+    return base::fail(Code::kInvalid,
+                      fmt::format("pin_lifetime_s: {}, allowed are 0 to {}",
+                                  std::chrono::duration<double>(pin_lifetime).count(),
+                                  std::chrono::duration_cast<std::chrono::seconds>(kPinLifetimeMax).count()));
+  }
+  return promises.validate();
+}
 
 Promised::~Promised() {
   release();
@@ -39,7 +55,8 @@ struct Stack::Request {
   std::vector<PageKey> keys;
   std::vector<PageKey> prefix;
   std::vector<std::uint64_t> addresses;
-  std::vector<SlotId> slots;
+  std::vector<host::SlotUse> uses;  // of the slots; none: sealed nowhere
+  std::uint64_t epoch = 0;
   exec::Deadline deadline;
   std::size_t num_pieces = 0;
   std::shared_ptr<const std::vector<Peers::Region>> peers;
@@ -63,13 +80,36 @@ Stack::Stack(const StackOptions& options, host::Region& region, flash::FlashStor
       promises_(options.promises, region.geometry().page_bytes(), clock_),
       pins_(region, options.pin_lifetime, clock_) {}
 
+class Stack::Inside {
+ public:
+  explicit Inside(const Stack& stack) : lock_(stack.life_mutex_), open_(!stack.closed_) {}
+  explicit operator bool() const { return open_; }
+
+ private:
+  std::shared_lock<std::shared_mutex> lock_;
+  const bool open_;
+};
+
 Stack::~Stack() {
+  close();
+}
+
+void Stack::close() {
+  {
+    std::unique_lock lock(life_mutex_);
+    closed_ = true;
+  }
+  std::lock_guard lock(close_mutex_);
+  // In this order: jobs of `copies_` may hand work to `reads_`.
   copies_.reset();
   reads_.reset();
+  if (spiller_) spiller_->stop();
+  pins_.clear();
 }
 
 Result<std::unique_ptr<Stack>> Stack::open(const StackOptions& options, host::Region& region,
                                            flash::FlashStore* store) {
+  TPUSYNC_TRY(options.validate());
   const std::string& path = region.file().file().path();
   const Result<host::Registry> registry = host::Registry::open(path.substr(0, path.rfind('/')));
   if (!registry) return tl::unexpected(registry.error());
@@ -87,11 +127,17 @@ Result<std::unique_ptr<Stack>> Stack::open(const StackOptions& options, host::Re
   if (!reads) return tl::unexpected(reads.error());
   stack->copies_ = std::move(*copies);
   stack->reads_ = std::move(*reads);
-  if (store != nullptr) stack->spiller_ = std::make_unique<Spiller>(options.spill, region, *store);
+  if (store != nullptr)
+    stack->spiller_ = std::make_unique<Spiller>(options.spill, region, *store, stack->clock_);
   return stack;
 }
 
 Stack::Match Stack::match(std::span<const PageKey> keys, std::span<const PageKey> prefix) {
+  const Inside inside(*this);
+  return inside ? find(keys, prefix) : Match{};
+}
+
+Stack::Match Stack::find(std::span<const PageKey> keys, std::span<const PageKey> prefix) {
   const auto peers = peers_.regions();
   std::vector<bool> on_flash(keys.size());
   std::vector<unsigned char> nearest(keys.size());  // 0 own, 1 peer, 2 flash
@@ -128,13 +174,48 @@ Stack::Match Stack::match(std::span<const PageKey> keys, std::span<const PageKey
 }
 
 Result<flash::BatchTicket> Stack::submit_get(const Get& get) {
-  const std::size_t num_pieces = region_.geometry().piece_bytes.size();
+  const Inside inside(*this);
+  if (inside) return start_get(get);
+  return flash::BatchTicket{exec::Ticket(),
+                            std::make_shared<std::vector<Code>>(get.keys.size(), Code::kCancelled)};
+}
+
+base::Status Stack::check(const Get& get) const {
+  const std::size_t num_pieces = region_.file().num_pieces();
   if (get.addresses.size() != get.keys.size() * num_pieces ||
       (!get.slots.empty() && get.slots.size() != get.keys.size())) {
     return base::fail(Code::kInvalid,
                       fmt::format("{} keys with {} addresses and {} slots: a page has {} pieces",
                                   get.keys.size(), get.addresses.size(), get.slots.size(), num_pieces));
   }
+  for (std::size_t i = 0; i < get.slots.size(); ++i) {
+    if (index::to_number(get.slots[i]) >= region_.geometry().num_slots) {
+      return base::fail(Code::kInvalid,
+                        fmt::format("slot {}: the region has {}", index::to_number(get.slots[i]),
+                                    region_.geometry().num_slots));
+    }
+    for (std::size_t p = 0; p < num_pieces; ++p) {
+      if (get.addresses[i * num_pieces + p] ==
+          reinterpret_cast<std::uint64_t>(region_.piece(get.slots[i], p).data())) {
+        continue;
+      }
+      return base::fail(Code::kInvalid,
+                        fmt::format("address {} of page {} is not where slot {} has that piece", p, i,
+                                    index::to_number(get.slots[i])));
+    }
+  }
+  return {};
+}
+
+Result<flash::BatchTicket> Stack::start_get(const Get& get) {
+  TPUSYNC_TRY(check(get));
+  std::uint64_t epoch = 0;
+  {
+    std::shared_lock lock(clear_mutex_);
+    epoch = epoch_;
+  }
+  Result<std::vector<host::SlotUse>> uses = region_.begin_write(get.slots);
+  if (!uses) return tl::unexpected(uses.error());
   const auto peers = peers_.regions();
   std::vector<std::size_t> near, far;
   for (std::size_t i = 0; i < get.keys.size(); ++i) {
@@ -149,9 +230,10 @@ Result<flash::BatchTicket> Stack::submit_get(const Get& get) {
   request->keys.assign(get.keys.begin(), get.keys.end());
   request->prefix.assign(get.prefix.begin(), get.prefix.end());
   request->addresses.assign(get.addresses.begin(), get.addresses.end());
-  request->slots.assign(get.slots.begin(), get.slots.end());
+  request->uses = std::move(*uses);
+  request->epoch = epoch;
   request->deadline = get.deadline;
-  request->num_pieces = num_pieces;
+  request->num_pieces = region_.file().num_pieces();
   request->peers = peers;
   request->outcomes = std::make_shared<std::vector<Code>>(get.keys.size(), Code::kNotFound);
   request->source.start();
@@ -167,6 +249,15 @@ Result<flash::BatchTicket> Stack::submit_get(const Get& get) {
     end_part(request);
   }
   return flash::BatchTicket{request->source.ticket(), request->outcomes};
+}
+
+// Seals page `i`, which has arrived, by `seal(key, ancestry, use)`: whether it could be sealed or not, it has
+// been delivered.
+template <typename Seal>
+void Stack::seal_landed(const Request& request, std::size_t i, const Seal& seal) {
+  if (request.uses.empty()) return;
+  std::shared_lock lock(clear_mutex_);
+  if (request.epoch == epoch_) (void)seal(request.keys[i], request.ancestry(i), request.uses[i]);
 }
 
 // Ends one part of the request, here or, for what was evicted from DRAM meanwhile, after a read from flash.
@@ -193,8 +284,9 @@ Code Stack::copy_page(Request& request, std::size_t i) {
   for (const std::uint64_t address : request.addresses_of(i))
     pieces.push_back(reinterpret_cast<std::byte*>(address));
   const auto landed = [&](std::uint64_t checksum) {
-    if (!request.slots.empty())
-      (void)region_.seal_known(key, request.ancestry(i), request.slots[i], checksum);
+    seal_landed(request, i, [&](const PageKey& page, index::Ancestry ancestry, host::SlotUse use) {
+      return region_.seal_known(page, ancestry, use, checksum);
+    });
     return Code::kOk;
   };
   const Result<host::Seal> own = region_.get(key, pieces);
@@ -266,11 +358,11 @@ void Stack::finish_read(const std::shared_ptr<Request>& request, const std::vect
     }
   }
   if (num_read == pages.size()) promises_.measured(num_read, std::chrono::steady_clock::now() - started);
-  if (!request->slots.empty()) {
-    for (const std::size_t i : pages) {
-      if ((*request->outcomes)[i] != Code::kOk) continue;
-      (void)region_.seal_bytes(request->keys[i], request->ancestry(i), request->slots[i]);
-    }
+  for (const std::size_t i : pages) {
+    if ((*request->outcomes)[i] != Code::kOk) continue;
+    seal_landed(*request, i, [&](const PageKey& page, index::Ancestry ancestry, host::SlotUse use) {
+      return region_.seal_bytes(page, ancestry, use);
+    });
   }
   end_part(request);
 }
@@ -281,6 +373,9 @@ void Stack::end_part(const std::shared_ptr<Request>& request) {
 
 std::vector<Code> Stack::put(std::span<const PageKey> prefix, std::span<const PageKey> keys,
                              std::span<const SlotId> slots) {
+  const Inside inside(*this);
+  if (!inside) return std::vector<Code>(keys.size(), Code::kCancelled);
+  std::shared_lock lock(clear_mutex_);
   std::vector<Code> outcomes = region_.seal(prefix, keys, slots);
   if (spiller_) spiller_->sealed(prefix, keys);
   return outcomes;
@@ -298,7 +393,7 @@ void Stack::fetch(std::span<const PageKey> keys, std::span<const PageKey> prefix
       addresses.push_back(reinterpret_cast<std::uint64_t>(region_.piece(slot, piece).data()));
     }
   }
-  const Result<flash::BatchTicket> got = submit_get(
+  const Result<flash::BatchTicket> got = start_get(
       {.keys = keys, .prefix = prefix, .addresses = addresses, .slots = slots, .deadline = deadline});
   if (got) got->ticket.wait();
   before_free();
@@ -307,18 +402,24 @@ void Stack::fetch(std::span<const PageKey> keys, std::span<const PageKey> prefix
 
 std::unique_ptr<Promised> Stack::promise(std::span<const PageKey> keys, std::span<const PageKey> prefix,
                                          exec::Deadline deadline) {
-  const std::span<const PageKey> hit = keys.first(match(keys, prefix).num_pages);
+  const Inside inside(*this);
+  if (!inside) return std::make_unique<Promised>(region_, std::vector<host::Pin>());
+  const std::span<const PageKey> hit = keys.first(find(keys, prefix).num_pages);
   std::vector<std::optional<host::Pin>> pins;
-  std::vector<PageKey> missing;
-  for (const PageKey& key : hit) {
-    pins.push_back(region_.pin(key, host::PinKind::kFirm));
-    if (!pins.back()) missing.push_back(key);
-  }
-  fetch(missing, prefix, deadline, [&] {
-    for (std::size_t i = 0; i < hit.size(); ++i) {
-      if (!pins[i]) pins[i] = region_.pin(hit[i], host::PinKind::kFirm);
+  for (const PageKey& key : hit) pins.push_back(region_.pin(key, host::PinKind::kFirm));
+  // Run by run of pages that are not here: each continues what is before it.
+  std::vector<PageKey> before(prefix.begin(), prefix.end());
+  for (std::size_t begin = 0, end = 0; begin < hit.size(); begin = end) {
+    while (end < hit.size() && pins[end].has_value() == pins[begin].has_value()) ++end;
+    if (!pins[begin]) {
+      fetch(hit.subspan(begin, end - begin), before, deadline, [&] {
+        for (std::size_t i = begin; i < end; ++i) pins[i] = region_.pin(hit[i], host::PinKind::kFirm);
+      });
+      if (!pins[end - 1]) break;  // the answer ends before it
     }
-  });
+    before.insert(before.end(), hit.begin() + static_cast<std::ptrdiff_t>(begin),
+                  hit.begin() + static_cast<std::ptrdiff_t>(end));
+  }
   std::size_t num_certain = 0;
   while (num_certain < hit.size() && pins[num_certain] && region_.verify(hit[num_certain])) ++num_certain;
   std::vector<host::Pin> kept;
@@ -334,7 +435,31 @@ std::unique_ptr<Promised> Stack::promise(std::span<const PageKey> keys, std::spa
 }
 
 bool Stack::flush(exec::Deadline deadline) {
-  return !spiller_ || spiller_->flush(deadline);
+  const Inside inside(*this);
+  return !inside || !spiller_ || spiller_->flush(deadline);
+}
+
+Stack::Dropped Stack::remove(std::span<const PageKey> keys) {
+  const Inside inside(*this);
+  if (!inside) return {};
+  Dropped dropped{.num_dram = region_.remove(keys)};
+  if (store_ != nullptr) dropped.num_flash = store_->remove(keys);
+  return dropped;
+}
+
+Stack::Dropped Stack::clear() {
+  const Inside inside(*this);
+  if (!inside) return {};
+  Dropped dropped;
+  {
+    std::unique_lock lock(clear_mutex_);
+    ++epoch_;
+    dropped.num_dram = region_.clear();
+  }
+  // DRAM first: what the spiller takes from it afterwards is new.
+  if (spiller_) spiller_->discard();
+  if (store_ != nullptr) dropped.num_flash = store_->clear();
+  return dropped;
 }
 
 std::vector<metrics::Sample> Stack::samples() const {

@@ -2,7 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <thread>
+
 #include "tpusync/host/testing.h"
+#include "tpusync/testing/gated_files.h"
+#include "tpusync/testing/sim_disk.h"
 #include "tpusync/testing/store_harness.h"
 
 namespace tpusync::tier {
@@ -18,22 +22,18 @@ exec::Deadline soon() {
   return std::chrono::steady_clock::now() + kLong;
 }
 
-class TurnedClock : public base::Clock {
- public:
-  std::chrono::steady_clock::time_point now() const override { return now_; }
-  void advance(std::chrono::milliseconds by) { now_ += by; }
-
- private:
-  std::chrono::steady_clock::time_point now_ = std::chrono::steady_clock::now();
-};
+using TurnedClock = tpusync::testing::SimClock;
 
 // One process: a region, a flash store if asked for, and the stack over both.
 class Process {
  public:
-  Process(const std::string& dram, const std::string& flash, std::uint64_t num_slots, StackOptions options)
+  Process(const std::string& dram, const std::string& flash, std::uint64_t num_slots, StackOptions options,
+          std::uint64_t flash_bytes = 4 << 20, os::FileSystem& files = os::posix_file_system())
       : region(host::open_region(options_in(dram, small_geometry(num_slots))).value()) {
     if (!flash.empty()) {
-      store = flash::FlashStore::open(tpusync::testing::small_options(flash, 8192, 4 << 20)).value();
+      flash::FlashOptions flash_options = tpusync::testing::small_options(flash, 8192, flash_bytes);
+      flash_options.clock = options.clock;
+      store = flash::FlashStore::open(flash_options, files).value();
     }
     stack = Stack::open(options, *region, store.get()).value();
   }
@@ -49,20 +49,28 @@ class Process {
     }
   }
 
-  // Gets into slots of the pool, as a prefetch does; answers how many leading pages arrived, all right.
-  std::size_t get(std::uint64_t first, std::size_t count, std::vector<Code>* outcomes = nullptr) {
-    const std::vector<SlotId> slots = region->alloc(count);
-    EXPECT_EQ(slots.size(), count);
+  std::vector<std::uint64_t> addresses_of(std::span<const SlotId> slots) const {
     std::vector<std::uint64_t> addresses;
     for (const SlotId slot : slots) {
       for (std::size_t p = 0; p < 2; ++p)
         addresses.push_back(reinterpret_cast<std::uint64_t>(region->piece(slot, p).data()));
     }
-    const auto ticket = stack->submit_get({.keys = keys_of(first, count),
-                                           .prefix = {},
-                                           .addresses = addresses,
-                                           .slots = slots,
-                                           .deadline = {}});
+    return addresses;
+  }
+
+  base::Result<flash::BatchTicket> submit_get(std::uint64_t first, std::span<const SlotId> slots) {
+    return stack->submit_get({.keys = keys_of(first, slots.size()),
+                              .prefix = {},
+                              .addresses = addresses_of(slots),
+                              .slots = slots,
+                              .deadline = {}});
+  }
+
+  // Gets into slots of the pool, as a prefetch does; answers how many leading pages arrived, all right.
+  std::size_t get(std::uint64_t first, std::size_t count, std::vector<Code>* outcomes = nullptr) {
+    const std::vector<SlotId> slots = region->alloc(count);
+    EXPECT_EQ(slots.size(), count);
+    const auto ticket = submit_get(first, slots);
     EXPECT_TRUE(ticket->ticket.wait(soon()));
     std::size_t num_good = 0;
     while (num_good < count && (*ticket->outcomes)[num_good] == Code::kOk) ++num_good;
@@ -109,6 +117,8 @@ class StackTest : public ::testing::Test {
   }
   MemoryDirectory dram_;
   tpusync::testing::TempDirectory flash_;
+  tpusync::testing::SimDisk disk_{{.total_bytes = 1 << 26}};
+  tpusync::testing::GatedFiles gate_{disk_};  // for stores on this disk
   TurnedClock clock_;
   int num_made_ = 0;
 };
@@ -246,8 +256,196 @@ TEST_F(StackTest, APromiseIsNoLongerThanThePool) {
   EXPECT_EQ(promised->num_pages(), 4u);
 }
 
+TEST_F(StackTest, APromiseOverPagesOfSeveralTiersKeepsEachUnderItsAncestors) {
+  Process a = make(8, options(), false);
+  Process b = make(8, options(), false);
+  b.put(0, 4);
+  a.put(1, 1, keys_of(0, 1));
+  const auto promised = a.stack->promise(keys_of(0, 4), {}, soon());
+  EXPECT_EQ(promised->num_pages(), 4u);
+  EXPECT_EQ(a.region->path_of(key_of(3)), keys_of(0, 3));
+  EXPECT_EQ(a.region->find(key_of(2))->seal.ancestry.depth, 2u);
+}
+
+TEST_F(StackTest, AGetWhoseSlotIsFreedAndTakenAgainMeanwhileSealsNothingThere) {
+  Process a(dram_.path(), "/store", 8, options(), 4 << 20, gate_);
+  a.put(0, 8);
+  ASSERT_TRUE(a.stack->flush(soon()));
+  a.put(100, 8);  // 0 to 7 are on flash only
+  const std::vector<SlotId> all = a.region->alloc(8);
+  gate_.close();
+  const auto got = a.submit_get(0, std::span(all).first(2));
+  ASSERT_TRUE(got);
+  gate_.wait_for_readers();
+  ASSERT_TRUE(a.region->free(std::span(all).first(1)));
+  ASSERT_EQ(a.region->alloc(1), std::vector<SlotId>{all[0]});
+  gate_.open();
+  ASSERT_TRUE(got->ticket.wait(soon()));
+  EXPECT_EQ((*got->outcomes)[0], Code::kOk) << "it was delivered all the same";
+  EXPECT_FALSE(a.region->contains(key_of(0)));
+  EXPECT_TRUE(a.region->contains(key_of(1)));
+  EXPECT_EQ(metrics::value_of(a.region->samples(), "host_seals_cancelled_total"), 1u);
+  fill_page(*a.region, all[0], 55);
+  EXPECT_EQ(a.stack->put({}, keys_of(55, 1), std::span(all).first(1))[0], Code::kOk);
+  PageBuffer buffer(a.region->geometry());
+  ASSERT_TRUE(a.region->get(key_of(55), buffer.to(), host::Verify::kAlways));
+  EXPECT_TRUE(buffer.is_page(55));
+}
+
+TEST_F(StackTest, ClearLeavesNothingOfWhatIsUnderWay) {
+  Process a(dram_.path(), "/store", 8, options(), 4 << 20, gate_);
+  a.put(0, 8);
+  ASSERT_TRUE(a.stack->flush(soon()));
+  a.put(100, 8);
+  const std::vector<SlotId> slots = a.region->alloc(4);
+  gate_.close();
+  const auto got = a.submit_get(0, slots);
+  ASSERT_TRUE(got);
+  gate_.wait_for_readers();
+  std::jthread clearing([&] {
+    const Stack::Dropped dropped = a.stack->clear();
+    EXPECT_EQ(dropped.num_dram, 4u);
+  });
+  while (a.region->contains(key_of(107)) || a.region->contains(key_of(100))) std::this_thread::yield();
+  gate_.open();
+  ASSERT_TRUE(got->ticket.wait(soon()));
+  clearing.join();
+  EXPECT_TRUE(a.region->keys().empty());
+  EXPECT_TRUE(a.store->keys().empty());
+  a.put(50, 2);
+  EXPECT_EQ(a.stack->match(keys_of(50, 2), {}).num_own, 2u);
+  EXPECT_TRUE(a.region->consistent());
+}
+
+TEST_F(StackTest, RemoveDropsPagesInDramAndOnFlash) {
+  Process a = make(8, options());
+  a.put(0, 4);
+  ASSERT_TRUE(a.stack->flush(soon()));
+  const Stack::Dropped dropped = a.stack->remove(keys_of(2, 9));
+  EXPECT_EQ(dropped.num_dram, 2u);
+  EXPECT_EQ(dropped.num_flash, 2u);
+  EXPECT_EQ(a.stack->match(keys_of(0, 4), {}).num_pages, 2u);
+}
+
+TEST_F(StackTest, OnceClosedEverythingIsAMissAndNoThreadIsLeft) {
+  Process a = make(8, options());
+  Process b = make(8, options(), false);
+  b.put(20, 1);
+  a.put(0, 4);
+  EXPECT_EQ(a.stack->match(keys_of(0, 4), {}).num_pages, 4u);
+  const auto promised = a.stack->promise(keys_of(0, 2), {}, soon());
+  a.stack->close();
+  a.stack->close();
+  EXPECT_EQ(a.count("tier_pinned_pages"), 0u);
+  EXPECT_EQ(a.stack->match(keys_of(0, 4), {}).num_pages, 0u);
+  EXPECT_EQ(a.stack->promise(keys_of(0, 4), {}, soon())->num_pages(), 0u);
+  EXPECT_EQ(a.stack->clear().num_dram, 0u);
+  EXPECT_EQ(a.stack->remove(keys_of(0, 1)).num_dram, 0u);
+  EXPECT_TRUE(a.stack->flush({}));
+  const std::vector<SlotId> slots = a.region->alloc(2);
+  EXPECT_EQ(a.stack->put({}, keys_of(30, 2), slots), (std::vector<Code>(2, Code::kCancelled)));
+  const auto got = a.submit_get(20, slots);
+  ASSERT_TRUE(got && got->ticket.done());
+  EXPECT_EQ(*got->outcomes, (std::vector<Code>(2, Code::kCancelled)));
+  EXPECT_EQ(a.region->match(keys_of(0, 4)), 4u);
+  EXPECT_TRUE(a.region->alloc(5).empty()) << "the promise holds: two of the four are pinned";
+  EXPECT_TRUE(a.region->consistent());
+}
+
+TEST_F(StackTest, CloseWaitsForWhatIsUnderWay) {
+  Process a(dram_.path(), "/store", 8, options(), 4 << 20, gate_);
+  a.put(0, 8);
+  ASSERT_TRUE(a.stack->flush(soon()));
+  a.put(100, 8);
+  const std::vector<SlotId> slots = a.region->alloc(4);
+  gate_.close();
+  const auto got = a.submit_get(0, slots);
+  gate_.wait_for_readers();
+  std::jthread closing([&] {
+    a.stack->close();
+    EXPECT_TRUE(got->ticket.done());
+  });
+  gate_.open();
+  closing.join();
+  EXPECT_EQ(*got->outcomes, (std::vector<Code>(4, Code::kOk)));
+  for (std::size_t i = 0; i < 4; ++i) EXPECT_TRUE(a.holds(slots[i], i));
+}
+
+TEST_F(StackTest, WhatFlashRefusesAheadOfEvictionIsOfferedLessAndLessOften) {
+  StackOptions with = options(SpillPolicy::kLazy);
+  with.spill.num_ahead = 4;
+  with.spill.refused_pause = std::chrono::milliseconds(1);
+  with.spill.look_ahead_period = std::chrono::milliseconds(1);
+  Process a(dram_.path(), "/store", 8, with, 4 << 20, disk_);
+  disk_.set_faults({.path_suffix = ".slots", .write_error_1_in = 1});
+  const auto look = [&](std::uint64_t times) {
+    const std::uint64_t until = a.count("spill_looks_ahead_total") + times;
+    while (a.count("spill_looks_ahead_total") < until) std::this_thread::yield();
+  };
+  a.put(0, 8);
+  look(2);
+  EXPECT_EQ(a.count("spill_pages_total"), 0u);
+  const std::uint64_t num_refused = a.count("spill_pages_refused_total");
+  EXPECT_GE(num_refused, 4u);
+  look(20);
+  EXPECT_EQ(a.count("spill_pages_refused_total"), num_refused) << "nothing has changed";
+  clock_.advance(std::chrono::milliseconds(1));
+  look(20);
+  EXPECT_EQ(a.count("spill_pages_refused_total"), num_refused + 4);
+  clock_.advance(std::chrono::milliseconds(1));
+  look(20);
+  EXPECT_EQ(a.count("spill_pages_refused_total"), num_refused + 4) << "twice as long from time to time";
+  disk_.set_faults({});
+  clock_.advance(std::chrono::hours(1));
+  look(20);
+  EXPECT_EQ(a.count("spill_pages_total"), 4u) << "it is never given up";
+}
+
+TEST_F(StackTest, APutOfASlotThatIsNotInUseIsRefusedCountedAndNotSpilled) {
+  Process a = make(8, options());
+  EXPECT_EQ(a.stack->put({}, keys_of(0, 1), std::vector<SlotId>{SlotId{3}})[0], Code::kInvalid);
+  EXPECT_EQ(metrics::value_of(a.region->samples(), "host_seals_not_in_use_total"), 1u);
+  ASSERT_TRUE(a.stack->flush(soon()));
+  EXPECT_EQ(a.count("spill_pages_gone_total"), 0u);
+}
+
+TEST_F(StackTest, OptionsOutOfTheirRangeAreNamedWithValueAndRange) {
+  const auto region = host::open_region(options_in(dram_.path(), small_geometry(4))).value();
+  const auto message = [&](const auto& change) {
+    StackOptions with = options();
+    change(with);
+    const auto stack = Stack::open(with, *region, nullptr);
+    return stack ? std::string() : stack.error().message;
+  };
+  EXPECT_EQ(message([](StackOptions&) {}), "");
+  EXPECT_EQ(message([](StackOptions& o) { o.num_copy_threads = 0; }),
+            "num_copy_threads: 0, allowed are 1 to 256");
+  EXPECT_EQ(message([](StackOptions& o) { o.pin_lifetime = std::chrono::hours(2); }),
+            "pin_lifetime_s: 7200, allowed are 0 to 3600");
+  EXPECT_EQ(message([](StackOptions& o) { o.promises.recompute_per_page_s = -1; }),
+            "recompute_per_page_s: -1, allowed are 0 to 86400");
+  EXPECT_NE(message([](StackOptions& o) {
+              o.promises = {.enabled = true, .deadline_base_s = 0};
+            }).find("deadline_base_s: 0 with deadline_per_page_s 0"),
+            std::string::npos);
+}
+
 TEST_F(StackTest, AMalformedGetIsRefused) {
   Process a = make(4, options(), false);
+  const std::vector<SlotId> slots = a.region->alloc(2);
+  const auto get_into = [&](std::vector<SlotId> named, std::span<const SlotId> where) {
+    const auto got = a.stack->submit_get({.keys = keys_of(0, named.size()),
+                                          .prefix = {},
+                                          .addresses = a.addresses_of(where),
+                                          .slots = named,
+                                          .deadline = {}});
+    return got ? Code::kOk : got.error().code;
+  };
+  EXPECT_EQ(get_into({slots[0], slots[1]}, slots), Code::kOk);
+  EXPECT_EQ(get_into({slots[1], slots[0]}, slots), Code::kInvalid) << "addresses elsewhere";
+  EXPECT_EQ(get_into({slots[0], slots[0]}, std::vector<SlotId>{slots[0], slots[0]}), Code::kInvalid);
+  EXPECT_EQ(get_into({SlotId{3}}, std::vector<SlotId>{SlotId{3}}), Code::kInvalid) << "not in use";
+  EXPECT_EQ(get_into({SlotId{4}}, std::vector<SlotId>{SlotId{3}}), Code::kInvalid) << "no slot";
   const std::vector<std::uint64_t> addresses(3);
   EXPECT_EQ(
       a.stack
@@ -275,7 +473,7 @@ TEST_F(StackTest, APassedDeadlineIsAMissWithItsName) {
 
 TEST(Promises, PromisesNoMoreThanTheMeasuredRateDelivers) {
   TurnedClock clock;
-  Promises promises({.deadline_base_s = 1.0, .safety = 1.0}, 1000, clock);
+  Promises promises({.enabled = true, .deadline_base_s = 1.0, .safety = 1.0}, 1000, clock);
   const std::vector<PageKey> keys = keys_of(0, 10);
   const std::vector<bool> all(10, true);
   EXPECT_EQ(promises.limit(keys, all), 10u) << "nothing is known yet";
@@ -288,7 +486,9 @@ TEST(Promises, PromisesNoMoreThanTheMeasuredRateDelivers) {
 
 TEST(Promises, ADeclinedPageStaysDeclinedForAWhile) {
   TurnedClock clock;
-  Promises promises({.deadline_base_s = 1.0, .safety = 1.0, .sticky = std::chrono::seconds(5)}, 1000, clock);
+  Promises promises(
+      {.enabled = true, .deadline_base_s = 1.0, .safety = 1.0, .sticky = std::chrono::seconds(5)}, 1000,
+      clock);
   const std::vector<bool> all(10, true);
   promises.measured(5, std::chrono::seconds(1));
   EXPECT_EQ(promises.limit(keys_of(0, 10), all), 5u);
@@ -301,7 +501,7 @@ TEST(Promises, ADeclinedPageStaysDeclinedForAWhile) {
 TEST(Promises, ALoadThatIsSlowerThanRecomputingIsDeclinedAndItCanBeSwitchedOff) {
   TurnedClock clock;
   const std::vector<bool> all(10, true);
-  Promises promises({.deadline_base_s = 100.0, .recompute_per_page_s = 0.1}, 1000, clock);
+  Promises promises({.enabled = true, .deadline_base_s = 100.0, .recompute_per_page_s = 0.1}, 1000, clock);
   promises.measured(5, std::chrono::seconds(1));
   EXPECT_EQ(promises.limit(keys_of(0, 10), all), 0u);
   Promises off({.enabled = false, .recompute_per_page_s = 0.1}, 1000, clock);
