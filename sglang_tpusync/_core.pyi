@@ -128,18 +128,25 @@ class HostRegion:
     def memory(self) -> NDArray[np.uint8]:
         """The pool's bytes, writable, no copy; the array keeps the region open."""
     def alloc(self, count: int) -> NDArray[np.int64] | None:
-        """Slots, in the order of eviction; what was sealed in them is gone. None if there are not enough."""
+        """Slots, in the order of eviction; what was sealed in them is gone. None if there are not enough. O(count)."""
     def free(self, slots: NDArray[np.int64]) -> None:
         """In prefix order: the first is evicted last. ConfigError, and nothing is freed, if one is not in use."""
     def free_all(self) -> None: ...
     def seal(self, keys: bytes, prefix: bytes, slots: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Declares that the slots hold these pages. One outcome per page; the bytes are summed up, not copied."""
+        """Declares that the slots hold these pages; the bytes are summed up, not copied. One outcome per page.
+
+        ok: the page is readable now, here or in another slot that is in use; invalid: the slot is not in use;
+        cancelled: it was freed meanwhile. All three are counted: host_seals_total and host_seals_already_total,
+        host_seals_not_in_use_total, host_seals_cancelled_total. ConfigError: not as many slots as keys.
+        """
     def match(self, keys: bytes, prefix: bytes) -> int: ...
     def contains(self, keys: bytes) -> NDArray[np.bool_]: ...
     def remove(self, keys: bytes) -> int: ...
     def clear(self) -> int: ...
     def keys(self) -> bytes: ...
-    def stats(self) -> Mapping[str, int | float | str]: ...
+    def stats(self) -> Mapping[str, int | float | str]:
+        """Counters and gauges by name: host_pages_adopted_total when it was opened, host_pages_evicted_total
+        unsealed because their slot was allocated, host_sealed_bytes_total, and others."""
 
 @final
 class PromisedPages:
@@ -151,7 +158,11 @@ class PromisedPages:
 
 @final
 class TierStack:
-    """Own DRAM, the DRAM of the node's other processes, and flash, as one. Thread-safe."""
+    """Own DRAM, the DRAM of the node's other processes, and flash, as one. Thread-safe.
+
+    Keeps region and store open. ConfigError for a value out of its range. Close it, or drop it, before the store is
+    closed: then everything it has read is delivered.
+    """
 
     def __init__(
         self,
@@ -161,10 +172,12 @@ class TierStack:
         spill: Literal["never", "through", "selective", "lazy"] = "through",
         num_copy_threads: int = 2,
         pin_lifetime_s: float = 30.0,  # of a page that a lookup reported and nobody fetched
-        limit_promises: bool = True,  # a match is no longer than flash delivers in time
-        deadline_base_s: float = 1.0,
-        deadline_per_page_s: float = 0.0,
-        recompute_per_page_s: float = 0.0,  # 0: unknown
+        # A match is no longer than flash delivers in time, if all three figures are given (0 to 86400 each, some
+        # of them only: ConfigError) and it is not switched off.
+        limit_promises: bool | None = None,
+        deadline_base_s: float | None = None,  # what a prefetch may take, as SGLang counts it,
+        deadline_per_page_s: float | None = None,  # and how much more for each page
+        recompute_per_page_s: float | None = None,  # a load that is slower is declined; 0: unknown
     ) -> None: ...
     def match(self, keys: bytes, prefix: bytes) -> tuple[int, int, int, int]:
         """Leading pages, and how many of them are nearest in own DRAM, in a peer's, on flash."""
@@ -173,13 +186,23 @@ class TierStack:
         keys: bytes,
         prefix: bytes,
         addresses: NDArray[np.uint64],  # [n, pieces]
-        slots: NDArray[np.int64] | None = None,  # of the region, where the addresses point: sealed where it lands
+        slots: NDArray[np.int64] | None = None,  # of the region, in use, where the addresses point
         timeout_s: float | None = None,
-    ) -> Ticket: ...
+    ) -> Ticket:
+        """Outcome ok: the bytes are those that were sealed. With slots, pages are sealed where they land, each only
+        if its slot has not been freed since this call. ConfigError: a slot that is not in use, named twice, or not
+        where its addresses point; after close() every outcome is cancelled."""
     def put(self, keys: bytes, prefix: bytes, slots: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Seals; the way to flash is the spill policy's."""
+        """Seals, outcomes as HostRegion.seal; the way to flash is the spill policy's."""
     def promise(self, keys: bytes, prefix: bytes, timeout_s: float | None = None) -> PromisedPages: ...
     def flush(self, timeout_s: float | None = None) -> bool: ...
+    def remove(self, keys: bytes) -> tuple[int, int]:
+        """Drops pages from the region and from flash; answers how many there were in each. A get or put of the same
+        page that runs meanwhile may bring it back. Regions of other processes keep theirs."""
+    def clear(self) -> tuple[int, int]:
+        """Drops all pages, of what is under way, too: nothing from before is in the region or on flash afterwards."""
+    def close(self) -> None:
+        """Waits for what is under way and joins all threads; later calls find nothing and seal nothing."""
     def stats(self) -> Mapping[str, int | float | str]: ...
 
 @final

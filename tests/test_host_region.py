@@ -162,6 +162,67 @@ def test_bad_arguments_are_named(tmp_path: Path) -> None:
         region.free(np.array([3], np.int64))
     with pytest.raises(errors.ConfigError, match="keys: 31 bytes"):
         region.match(b"x" * 31, b"")
+    with pytest.raises(errors.ConfigError, match="slots: 1 of them for 2 keys"):
+        region.seal(keys_of(1, 2), b"", np.array([0], np.int64))
     with pytest.raises(errors.ConfigError, match="spill"):
         _core.TierStack(region=region, store=None, spill="sometimes")  # type: ignore[arg-type]
     assert _core.OUTCOME_NAMES[region.seal(keys_of(1), b"", np.array([-1], np.int64))[0]] == "invalid"
+
+
+def test_promises_are_limited_only_by_three_figures_that_make_sense(tmp_path: Path) -> None:
+    region = open_region(tmp_path / "r")
+    figures = {"deadline_base_s": 1.0, "deadline_per_page_s": 0.1, "recompute_per_page_s": 0.0}
+
+    def message_for(**options: object) -> str:
+        with pytest.raises(errors.ConfigError) as raised:
+            _core.TierStack(region=region, store=None, **options)  # type: ignore[arg-type]
+        return str(raised.value)
+
+    for options in ({}, {"limit_promises": False}, figures, {**figures, "limit_promises": False}):
+        _core.TierStack(region=region, store=None, **options)  # type: ignore[arg-type]
+    for missing in figures:
+        some = {key: value for key, value in figures.items() if key != missing}
+        assert message_for(**some).startswith(f"{missing}: None beside ")
+        assert "allowed are 0 to 86400" in message_for(**some)
+        for value in (-1.0, 90000.0, float("nan"), float("inf")):
+            assert message_for(**{**figures, missing: value}) == f"{missing}: {value:g}, allowed are 0 to 86400"
+    assert message_for(limit_promises=True).startswith("deadline_base_s: None beside limit_promises")
+    no_time = {"deadline_base_s": 0.0, "deadline_per_page_s": 0.0}
+    assert message_for(**{**figures, **no_time}).startswith("deadline_base_s: 0 with deadline_per_page_s 0")
+    assert message_for(num_copy_threads=0) == "num_copy_threads: 0, allowed are 1 to 256"
+
+
+def test_every_page_of_a_put_is_answered_and_counted(tmp_path: Path) -> None:
+    region = open_region(tmp_path / "r")
+    stack = _core.TierStack(region=region, store=None)
+    slots = region.alloc(2)
+    assert slots is not None
+    for slot in slots.tolist():
+        fill(region, slot, slot)
+    outcomes = stack.put(keys_of(1, 2, 3), b"", np.array([*slots, 7], np.int64))
+    assert [_core.OUTCOME_NAMES[outcome] for outcome in outcomes] == ["ok", "ok", "invalid"]
+    stats = region.stats()
+    assert (stats["host_seals_total"], stats["host_seals_not_in_use_total"]) == (2, 1)
+    assert stats["host_sealed_bytes_total"] == 2 * sum(PIECES)
+    assert stack.remove(keys_of(2, 9)) == (1, 0)
+    assert stack.clear() == (1, 0)
+    assert stack.match(keys_of(1, 2), b"") == (0, 0, 0, 0)
+
+
+def test_a_closed_stack_answers_and_does_nothing(tmp_path: Path) -> None:
+    region = open_region(tmp_path / "r")
+    slots = put(region, 1, 2)
+    stack = _core.TierStack(region=region, store=None)
+    assert stack.match(keys_of(1, 2), b"") == (2, 2, 0, 0)
+    stack.close()
+    stack.close()
+    assert stack.match(keys_of(1, 2), b"") == (0, 0, 0, 0)
+    assert stack.promise(keys_of(1), b"").num_pages == 0
+    assert (stack.clear(), stack.remove(keys_of(1)), stack.flush()) == ((0, 0), (0, 0), True)
+    cancelled = _core.OUTCOME_NAMES.index("cancelled")
+    assert stack.put(keys_of(3), b"", slots[:1]).tolist() == [cancelled]
+    ticket = stack.submit_get(keys_of(1), b"", np.zeros((1, 2), np.uint64))
+    assert ticket.done
+    assert ticket.outcomes().tolist() == [cancelled]
+    assert stack.stats()["tier_pinned_pages"] == 0
+    assert region.match(keys_of(1, 2), b"") == 2

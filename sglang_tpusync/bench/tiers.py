@@ -46,9 +46,9 @@ class _Pages:
         self.memory[:] = np.random.default_rng(1).integers(0, 256, self.memory.size, dtype=np.uint8)
         self.keys = random_keys(self.num_pages, 2)
         self.order = np.random.default_rng(3).permutation(self.num_pages)
-        self.stack = _core.TierStack(region=self.region, store=None, num_copy_threads=1, limit_promises=False)
+        self.stack = _core.TierStack(region=self.region, store=None, num_copy_threads=1)
         self.peer_region = self._open(root, pieces, 1)
-        self.peer = _core.TierStack(region=self.peer_region, store=None, num_copy_threads=1, limit_promises=False)
+        self.peer = _core.TierStack(region=self.peer_region, store=None, num_copy_threads=1)
         base = self.memory.ctypes.data
         offsets = np.array([0, 2 * self.num_pages * pieces[0]], dtype=np.int64)
         self.sources = self._addresses(base, offsets, self.slots[self.order], pieces[0])
@@ -155,7 +155,7 @@ def match_rows(root: Path, num_pages: Sequence[int], prefix_pages: int, num_quer
                 assert slots is not None
                 region.seal(chain.tobytes(), b"", slots)
             region.free_all()
-            stack = _core.TierStack(region=region, store=None, limit_promises=False)
+            stack = _core.TierStack(region=region, store=None)
             times_us = _query(stack, keys, prefix_pages, num_queries)
             for name, percent in (("p50", 50), ("p99", 99)):
                 parts = [float(np.percentile(part, percent)) for part in np.array_split(times_us, 9)]

@@ -94,9 +94,38 @@ tier::SpillPolicy policy_of(const std::string& name) {
   raise({Code::kInvalid, fmt::format("spill: '{}', allowed are never, through, selective, lazy", name)});
 }
 
+// Limits promises if all figures are given and it is not switched off; some of them are no basis for it.
+tier::PromiseOptions promises_of(std::optional<bool> limit, std::optional<double> deadline_base_s,
+                                 std::optional<double> deadline_per_page_s,
+                                 std::optional<double> recompute_per_page_s) {
+  const struct {
+    const char* key;
+    const std::optional<double>& value;
+  } figures[] = {{"deadline_base_s", deadline_base_s},
+                 {"deadline_per_page_s", deadline_per_page_s},
+                 {"recompute_per_page_s", recompute_per_page_s}};
+  const char* given = limit.value_or(false) ? "limit_promises" : nullptr;
+  for (const auto& [key, value] : figures) {
+    if (value) given = key;
+  }
+  if (given == nullptr) return {};
+  for (const auto& [key, value] : figures) {
+    if (value) continue;
+    raise({Code::kInvalid,
+           fmt::format("{}: None beside {}, allowed are 0 to 86400 (promises are limited by three figures: "
+                       "deadline_base_s, deadline_per_page_s, recompute_per_page_s)",
+                       key, given)});
+  }
+  return {.enabled = limit.value_or(true),
+          .deadline_base_s = *deadline_base_s,
+          .deadline_per_page_s = *deadline_per_page_s,
+          .recompute_per_page_s = *recompute_per_page_s};
+}
+
 Holder<Stack> open_stack(Region& region, flash::FlashStore* store, const std::string& spill,
-                         int num_copy_threads, double pin_lifetime_s, bool limit_promises,
-                         double deadline_base_s, double deadline_per_page_s, double recompute_per_page_s) {
+                         int num_copy_threads, double pin_lifetime_s, std::optional<bool> limit_promises,
+                         std::optional<double> deadline_base_s, std::optional<double> deadline_per_page_s,
+                         std::optional<double> recompute_per_page_s) {
   tier::StackOptions options;
   options.num_copy_threads = num_copy_threads;
   if (!(pin_lifetime_s >= 0 && pin_lifetime_s <= 3600)) {
@@ -104,12 +133,31 @@ Holder<Stack> open_stack(Region& region, flash::FlashStore* store, const std::st
   }
   options.pin_lifetime = std::chrono::milliseconds(static_cast<std::int64_t>(pin_lifetime_s * 1000));
   options.spill.policy = policy_of(spill);
-  options.promises = {.enabled = limit_promises,
-                      .deadline_base_s = deadline_base_s,
-                      .deadline_per_page_s = deadline_per_page_s,
-                      .recompute_per_page_s = recompute_per_page_s};
+  options.promises = promises_of(limit_promises, deadline_base_s, deadline_per_page_s, recompute_per_page_s);
   auto stack = without_gil([&] { return Stack::open(options, region, store); });
   return Holder<Stack>(unwrap(std::move(stack)).release());
+}
+
+// Keys and the slots they belong to: as many of the one as of the other.
+std::vector<SlotId> slots_for(const std::vector<PageKey>& keys, const Array<std::int64_t>& slots) {
+  std::vector<SlotId> list = copy_slots(slots);
+  if (list.size() != keys.size()) {
+    raise({Code::kInvalid, fmt::format("slots: {} of them for {} keys", list.size(), keys.size())});
+  }
+  return list;
+}
+
+template <typename Seal>
+Array<std::uint8_t> seal_pages(const py::bytes& keys, const py::bytes& prefix,
+                               const Array<std::int64_t>& slots, const Seal& seal) {
+  const auto key_list = copy_keys(keys, "keys");
+  const auto prefix_list = copy_keys(prefix, "prefix");
+  const auto slot_list = slots_for(key_list, slots);
+  return array_of(without_gil([&] { return seal(prefix_list, key_list, slot_list); }));
+}
+
+py::tuple tuple_of(const Stack::Dropped& dropped) {
+  return py::make_tuple(dropped.num_dram, dropped.num_flash);
 }
 
 py::tuple match_tiers(Stack& stack, const py::bytes& keys, const py::bytes& prefix) {
@@ -160,10 +208,10 @@ void bind_region(py::module_& module) {
       .def(
           "seal",
           [](Region& self, const py::bytes& keys, const py::bytes& prefix, const Array<std::int64_t>& slots) {
-            const auto key_list = copy_keys(keys, "keys");
-            const auto prefix_list = copy_keys(prefix, "prefix");
-            const auto slot_list = copy_slots(slots);
-            return array_of(without_gil([&] { return self.seal(prefix_list, key_list, slot_list); }));
+            return seal_pages(keys, prefix, slots,
+                              [&](const auto& before, const auto& pages, const auto& places) {
+                                return self.seal(before, pages, places);
+                              });
           },
           py::arg("keys"), py::arg("prefix"), py::arg("slots").noconvert())
       .def("match", &match, py::arg("keys"), py::arg("prefix"))
@@ -190,8 +238,8 @@ void bind_host(py::module_& module) {
   py::class_<Stack, Holder<Stack>>(module, "TierStack", py::is_final())
       .def(py::init(&open_stack), py::kw_only(), py::arg("region"), py::arg("store"),
            py::arg("spill") = "through", py::arg("num_copy_threads") = 2, py::arg("pin_lifetime_s") = 30.0,
-           py::arg("limit_promises") = true, py::arg("deadline_base_s") = 1.0,
-           py::arg("deadline_per_page_s") = 0.0, py::arg("recompute_per_page_s") = 0.0,
+           py::arg("limit_promises") = py::none(), py::arg("deadline_base_s") = py::none(),
+           py::arg("deadline_per_page_s") = py::none(), py::arg("recompute_per_page_s") = py::none(),
            py::keep_alive<1, 2>(), py::keep_alive<1, 3>())
       .def("match", &match_tiers, py::arg("keys"), py::arg("prefix"))
       .def("submit_get", &submit_get, py::arg("keys"), py::arg("prefix"), py::arg("addresses").noconvert(),
@@ -199,10 +247,10 @@ void bind_host(py::module_& module) {
       .def(
           "put",
           [](Stack& self, const py::bytes& keys, const py::bytes& prefix, const Array<std::int64_t>& slots) {
-            const auto key_list = copy_keys(keys, "keys");
-            const auto prefix_list = copy_keys(prefix, "prefix");
-            const auto slot_list = copy_slots(slots);
-            return array_of(without_gil([&] { return self.put(prefix_list, key_list, slot_list); }));
+            return seal_pages(keys, prefix, slots,
+                              [&](const auto& before, const auto& pages, const auto& places) {
+                                return self.put(before, pages, places);
+                              });
           },
           py::arg("keys"), py::arg("prefix"), py::arg("slots").noconvert())
       .def("promise", &promise, py::arg("keys"), py::arg("prefix"), py::arg("timeout_s") = py::none(),
@@ -214,6 +262,15 @@ void bind_host(py::module_& module) {
             return without_gil([&] { return self.flush(deadline); });
           },
           py::arg("timeout_s") = py::none())
+      .def(
+          "remove",
+          [](Stack& self, const py::bytes& keys) {
+            const auto key_list = copy_keys(keys, "keys");
+            return tuple_of(without_gil([&] { return self.remove(key_list); }));
+          },
+          py::arg("keys"))
+      .def("clear", [](Stack& self) { return tuple_of(without_gil([&] { return self.clear(); })); })
+      .def("close", &Stack::close, py::call_guard<py::gil_scoped_release>())
       .def("stats", [](const Stack& self) { return dict_of(self.samples()); });
 }
 
