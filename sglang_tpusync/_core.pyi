@@ -385,6 +385,23 @@ class store:  # a submodule; sglang_tpusync/store/ says what it means. Raises St
     def remove_region(path: str, base_path: str) -> None: ...
     @staticmethod
     def remove_orphans(path: str, *, dry_run: bool) -> list[str]: ...
+    @staticmethod
+    def view_dram(root: str) -> list[dict[str, Any]]:
+        """Every DRAM region under a directory, which is made if it is missing; writes to none of them."""
+    @staticmethod
+    def remove_dram(root: str, path: str) -> bool:
+        """Removes a DRAM region; False, and it stays, if a process writes it."""
+
+    @final
+    class DramCheck:
+        """As RegionCheck, for a DRAM region; repairs nothing: who reads a damaged page drops it."""
+
+        def __init__(self, path: str, namespace: bytes) -> None: ...
+        def step(self, num_bytes: int) -> bool: ...
+        @property
+        def progress(self) -> dict[str, int]: ...
+        @property
+        def findings(self) -> list[dict[str, Any]]: ...
 
     @final
     class RegionCheck:

@@ -27,6 +27,7 @@ __all__ = [
     "Environment",
     "Options",
     "as_mapping",
+    "dram_path",
     "read_environment",
     "read_options",
     "seconds",
@@ -66,7 +67,7 @@ _UNITS = {
     "tib": 2**40,
 }
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*|%)\s*\Z")
-_SIZE_ALLOWED = "a number of bytes, or text such as '200GB', '64GiB' or '20%' (of the file system)"
+_SIZE_ALLOWED = "a number of bytes, or text such as '200GB', '64GiB' or '20%' (of the file system, or of the memory)"
 _BYTES_MAX = 2**62
 _UNLIMITED = "unlimited"
 
@@ -76,6 +77,8 @@ _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([smhd]?)\s*\Z")
 _DURATION_ALLOWED = "a number of seconds from 1 on, or text such as '90m', '12h' or '7d'"
 
 Size = int | float | str
+
+_SIZES = ("capacity", "floor", "write_budget_per_day", "host_pool_capacity", "host_pool_reserve")
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -90,6 +93,11 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     num_threads: int = 0  # IO threads of one rank, for reading and for writing; 0: as the engine likes it
     register_memory: Literal["auto", "always", "never"] = "auto"  # the host pool, with io_uring; auto: if it is pinned
     allow_tmpfs: bool = False
+    host_pool: Literal["private", "shared"] = "private"  # memory of the host pool; shared: a DRAM region of the node
+    host_pool_path: str | None = None  # directory of the DRAM regions; None: one of this user under /dev/shm
+    host_pool_capacity: Size | None = None  # of all DRAM regions there; None: what the memory allows
+    host_pool_reserve: Size = "1GiB"  # memory that DRAM regions leave to others
+    spill: Literal["through", "selective", "lazy", "never"] = "through"  # which pages of a shared pool go to disk
     ttl: int | float | str | None = None  # pages are misses so long after they were written; seconds, or '12h', '7d'
     latency_budget_s: float = 2.0  # of one transfer: a disk that is slower is left alone for a while
     fingerprint: str | None = None  # names the weights, in place of the digest of the weight files
@@ -161,6 +169,11 @@ def store_path(options: Options, environ: Mapping[str, str] | None = None) -> Pa
             "name a directory on a disk"
         )
     return path
+
+
+def dram_path(options: Options) -> Path:
+    """The directory of the node's DRAM regions, absolute."""
+    return Path(options.host_pool_path or f"/dev/shm/sglang-tpusync-{os.getuid()}").expanduser().absolute()
 
 
 def size_in_bytes(key: str, value: Size | None, file_system_bytes: int) -> int | None:
@@ -279,7 +292,7 @@ def _convert(values: dict[str, Any]) -> Options:
 
 
 def _allowed(key: str) -> str:
-    if key in ("capacity", "floor", "write_budget_per_day"):
+    if key in _SIZES:
         return _SIZE_ALLOWED
     if key == "ttl":
         return _DURATION_ALLOWED
@@ -295,9 +308,9 @@ def _check(options: Options) -> None:
         value = getattr(options, key)
         if not low <= value <= high:
             raise ConfigError(f"option {key!r} = {value!r}: allowed is {low} to {high}")
-    for key in ("capacity", "floor", "write_budget_per_day"):
+    for key in _SIZES:
         size_in_bytes(key, getattr(options, key), file_system_bytes=1)
     seconds("ttl", options.ttl)
-    for key in ("path", "fingerprint"):
+    for key in ("path", "host_pool_path", "fingerprint"):
         if getattr(options, key) == "":
             raise ConfigError(f"option {key!r} = '': allowed is text that is not empty")

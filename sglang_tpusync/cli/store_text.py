@@ -8,10 +8,19 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from sglang_tpusync.store import NamespaceView, RegionReport, RegionView, Removal, StoreView, Tree
+from sglang_tpusync.store import (
+    DramRegionView,
+    DramView,
+    NamespaceView,
+    RegionReport,
+    RegionView,
+    Removal,
+    StoreView,
+    Tree,
+)
 from sglang_tpusync.store.view import age_s
 
-__all__ = ["print_orphans", "print_removals", "print_reports", "print_view"]
+__all__ = ["print_dram", "print_orphans", "print_removals", "print_reports", "print_view"]
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
@@ -63,6 +72,32 @@ def print_view(view: StoreView, top: int) -> None:
     if not view.namespaces:
         console.print("  empty: nothing was stored yet")
     console.print("\nNot recorded on disk: " + "; ".join(view.not_recorded) + ".")
+
+
+def print_dram(dram: DramView, unix_ns: int) -> None:
+    if not dram.regions:
+        return
+    console = _console()
+    console.print(f"\n[bold]{escape(dram.path)}[/]  DRAM regions, {size_text(dram.memory_bytes)} of memory")
+    for region in dram.regions:
+        writer = "[green]written by process" if region.has_writer else "no writer, last process"
+        end = "[/]" if region.has_writer else ""
+        console.print(
+            f"  {region.path.rsplit('/', 1)[-1][:16]}...  {writer} {region.process_id or 'unknown'}{end}, "
+            f"{size_text(region.memory_bytes)}"
+        )
+        if region.trouble:
+            console.print(f"    [red]cannot be read[/]: {escape(region.trouble)}")
+            continue
+        damaged = f", [red]{region.num_damaged:,} damaged seals[/]" if region.num_damaged else ""
+        console.print(
+            f"    {region.num_pages:,} of {region.num_slots:,} slots hold a page of {size_text(region.page_bytes)}, "
+            f"opened {age_text(_since(region, unix_ns))}{damaged}"
+        )
+
+
+def _since(region: DramRegionView, unix_ns: int) -> float | None:
+    return None if region.opened_unix_ns is None else max(0.0, (unix_ns - region.opened_unix_ns) / 1e9)
 
 
 def _budget(view: StoreView) -> str:

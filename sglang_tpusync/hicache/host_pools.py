@@ -22,6 +22,7 @@ from sglang.srt.runtime_context import get_memory
 from sglang_tpusync import _core, runtime
 from sglang_tpusync.config import Options, read_environment, read_options
 from sglang_tpusync.hicache.selection import options_source
+from sglang_tpusync.hicache.shared_pool import SharedHostPool
 from sglang_tpusync.hicache.streams import Stream, current_stream, drain
 
 __all__ = ["NativeMHAHostPool", "NativeMLAHostPool", "choose_mha", "choose_mla", "host_device"]
@@ -162,8 +163,10 @@ class _NativeCopies:
         super().destroy()  # type: ignore[misc]
 
 
-class NativeMHAHostPool(_NativeCopies, MHATokenToKVPoolHost):  # type: ignore[misc]
+class NativeMHAHostPool(_NativeCopies, SharedHostPool, MHATokenToKVPoolHost):  # type: ignore[misc]
     """Host pool of K and V, (slots, heads, dim) per layer, of one dtype."""
+
+    num_parts = 2
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **{**options, "pin_memory": False})
@@ -194,8 +197,10 @@ class NativeMHAHostPool(_NativeCopies, MHATokenToKVPoolHost):  # type: ignore[mi
         self._copy(False, host_indices, device_indices, (0, self.layer_num))
 
 
-class NativeMLAHostPool(_NativeCopies, MLATokenToKVPoolHost):  # type: ignore[misc]
+class NativeMLAHostPool(_NativeCopies, SharedHostPool, MLATokenToKVPoolHost):  # type: ignore[misc]
     """Host pool of MLA's latent, (slots, 1, dim) per layer."""
+
+    num_parts = 1
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **{**options, "pin_memory": False})

@@ -15,9 +15,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from sglang_tpusync.errors import ConfigError
 
-__all__ = ["FORMAT_VERSION", "Namespace", "head_range", "namespace_of", "weights_digest"]
+__all__ = ["FORMAT_VERSION", "Namespace", "Shard", "head_range", "namespace_of", "shard_of_process", "weights_digest"]
 
 FORMAT_VERSION = 1  # of the fields and of the order of bytes in a page
 
@@ -59,6 +61,36 @@ class Namespace:
         self.json = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         self.digest = hashlib.sha256(self.json.encode()).digest()
         self.fields: dict[str, Any] = json.loads(self.json)
+
+
+class Shard(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a model that a rank holds, as SGLang's HiCacheStorageConfig tells it."""
+
+    is_mla_model: bool
+    tp_rank: int
+    tp_size: int
+    attn_cp_rank: int
+    attn_cp_size: int
+    dcp_rank: int
+    dcp_size: int
+
+
+def shard_of_process(is_mla_model: bool) -> Shard:
+    """What SGLang will say when it attaches a store, as far as it is known before that."""
+    from sglang.srt.layers.dp_attention import is_dp_attention_enabled
+    from sglang.srt.runtime_context import get_parallel
+
+    parallel = get_parallel()
+    attention = is_dp_attention_enabled()
+    return Shard(
+        is_mla_model=is_mla_model,
+        tp_rank=parallel.attn_tp_rank if attention else parallel.tp_rank,
+        tp_size=parallel.attn_tp_size if attention else parallel.tp_size,
+        attn_cp_rank=parallel.attn_cp_rank,
+        attn_cp_size=parallel.attn_cp_size,
+        dcp_rank=parallel.attn_dcp_rank,
+        dcp_size=parallel.attn_dcp_size,
+    )
 
 
 def namespace_of(pool: Any, storage_config: Any, fingerprint: str | None) -> Namespace:

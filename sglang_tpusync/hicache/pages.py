@@ -50,6 +50,7 @@ class PageAddresses:
         self._offsets = first
         self._strides = second - first  # unsigned wrap-around is exact
         self.lengths: NDArray[np.uint64] = lengths
+        self.offsets_in_page = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.uint64)  # of the flat page
         self.page_bytes = int(lengths.sum())
         self._verify(pool)
 
@@ -57,6 +58,10 @@ class PageAddresses:
         """[num_pages, pieces] for `num_pages * page_size` token slots. Raises ValueError for slots that are no
         whole pages.
         """
+        return self.of_pages(self.pages_of(host_indices, num_pages).astype(np.uint64))
+
+    def pages_of(self, host_indices: torch.Tensor, num_pages: int) -> NDArray[np.int64]:
+        """[num_pages], the numbers of these pages in the pool. Raises as `of`."""
         slots = host_indices.detach().cpu().numpy().astype(np.int64, copy=False)
         if slots.shape != (num_pages * self.page_size,):
             raise ValueError(f"{slots.shape} slots for {num_pages} pages of {self.page_size}")
@@ -66,9 +71,10 @@ class PageAddresses:
             raise ValueError("slots of a page are not aligned and contiguous")
         if num_pages and (pages.min() < 0 or pages.max() >= self.num_pages):
             raise ValueError(f"a slot is outside the {self.num_pages} pages of the pool")
-        return self._of_pages(pages.astype(np.uint64))
+        return np.ascontiguousarray(pages)
 
-    def _of_pages(self, pages: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    def of_pages(self, pages: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """[len(pages), pieces], for pages by number, unchecked."""
         return np.ascontiguousarray(self._offsets + pages[:, None] * self._strides)
 
     def _ask(self, pool: Any, page: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
@@ -88,12 +94,12 @@ class PageAddresses:
         last = self.num_pages - 1
         for page in sorted({last, last // 2, last // 3, min(2, last)}):
             asked, lengths = self._ask(pool, page)
-            computed = self._of_pages(np.array([page], dtype=np.uint64))[0]
+            computed = self.of_pages(np.array([page], dtype=np.uint64))[0]
             if (asked != computed).any() or (lengths != self.lengths).any():
                 raise UnsupportedError(
                     f"pages of {type(pool).__name__} with layout {pool.layout!r} do not lie evenly spaced"
                 )
-        _check_inside(pool, self._of_pages(np.array([0, last], dtype=np.uint64)), self.lengths)
+        _check_inside(pool, self.of_pages(np.array([0, last], dtype=np.uint64)), self.lengths)
 
 
 def _canonical_order(pool: Any) -> NDArray[np.int64] | None:

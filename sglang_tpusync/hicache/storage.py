@@ -1,4 +1,5 @@
-"""The HiCache storage backend (L3) over one FlashStore per rank.
+"""The HiCache storage backend (L3) of one rank: a FlashStore, and before it, where the host pool is a DRAM region, the
+node's DRAM.
 
 Nothing here raises into SGLang's threads: what goes wrong is a miss or a refused write, counted and logged. A
 refused write answers True, because SGLang takes a False for the end of the whole operation, and is told apart by
@@ -26,6 +27,7 @@ from sglang_tpusync.config import Options, read_options, seconds, size_in_bytes,
 from sglang_tpusync.errors import UnsupportedError
 from sglang_tpusync.hicache.identity import Namespace, namespace_of
 from sglang_tpusync.hicache.pages import PageAddresses, buffers_of, key_bytes
+from sglang_tpusync.hicache.shared_pool import region_of
 from sglang_tpusync.hicache.traffic import Traffic
 
 __all__ = ["TpuSyncStorage", "refuse_side_pool"]
@@ -33,6 +35,7 @@ __all__ = ["TpuSyncStorage", "refuse_side_pool"]
 logger = logging.getLogger("sglang_tpusync")
 
 _LATE_LOG_INTERVAL_S = 10.0
+_LAST_SPILL_S = 5.0  # what a server that ends gives pages that are in DRAM only
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -94,6 +97,8 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
         # a hit is what every rank has: so each rank keeps its pages.
         storage_config.is_mla_model = False
         self._store: Any = None
+        self._region: Any = None  # of the host pool, where it has one
+        self._stack: Any = None  # over both; None without a region
         self._pages: PageAddresses | None = None
         self.namespace: Namespace | None = None
 
@@ -113,12 +118,18 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
         pinned = bool(getattr(mem_pool_host, "pin_memory", False))
         memory = buffers_of(mem_pool_host) if {"always": True, "never": False, "auto": pinned}[wish] else []
         self._store = _open_store(self.options, self.namespace, self._pages.page_bytes, memory)
+        self._region = region_of(mem_pool_host, self._pages, self.namespace)
+        if self._region is not None:
+            self._stack = _core.TierStack(region=self._region, store=self._store, spill=self.options.spill)
+        elif self.options.host_pool == "shared" and getattr(mem_pool_host, "region", None) is None:
+            logger.warning("option 'host_pool' = 'shared': the host pool of this process is private, pages are copied")
         forward_log()
         logger.info(
-            "store of KV pages: namespace %s, %d bytes a page, in %s",
+            "store of KV pages: namespace %s, %d bytes a page, in %s%s",
             self.namespace.digest.hex()[:16],
             self._pages.page_bytes,
             store_path(self.options),
+            f", and in DRAM in {self._region.path}" if self._region is not None else "",
         )
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
@@ -135,7 +146,9 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
         """The number of leading keys that are stored."""
         if self._refuses():
             return 0
-        found = int(self._store.match(key_bytes(keys), _prefix(extra_info)))
+        wanted, prefix = key_bytes(keys), _prefix(extra_info)
+        stack = self._stack
+        found = int(self._store.match(wanted, prefix) if stack is None else stack.match(wanted, prefix)[0])
         self.traffic.queried(len(keys), found)
         return found
 
@@ -147,8 +160,8 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
         assert self._pages is not None
         if self._refuses():
             return _all_missed(keys)
-        addresses = self._pages.of(host_indices, len(keys))
-        return self._get(key_bytes(keys), _prefix(extra_info), addresses, self._pages.lengths)
+        pages = self._pages.pages_of(host_indices, len(keys))
+        return self._get(key_bytes(keys), _prefix(extra_info), self._pages.of_pages(pages.astype(np.uint64)), pages)
 
     @_guarded(_all_refused)
     def batch_set_v1(self, keys: Sequence[str], host_indices: torch.Tensor, extra_info: Any = None) -> list[bool]:
@@ -157,8 +170,8 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
         if self._refuses():
             self.traffic.refused(len(keys), self._reason())
             return _all_refused(keys)
-        addresses = self._pages.of(host_indices, len(keys))
-        self._put(key_bytes(keys), _prefix(extra_info), addresses, self._pages.lengths)
+        pages = self._pages.pages_of(host_indices, len(keys))
+        self._put(key_bytes(keys), _prefix(extra_info), self._pages.of_pages(pages.astype(np.uint64)), pages)
         return _all_refused(keys)
 
     # Interface v0: pages in flat tensors, as the pool's get_data_page gives them.
@@ -179,7 +192,7 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
         """Reads pages into the given flat tensors; None from the first page on that could not be read."""
         if self._refuses():
             return [None] * len(keys)
-        read = self._get(key_bytes(keys), b"", *self._flat(target_locations, len(keys)))
+        read = self._get(key_bytes(keys), b"", self._flat(target_locations, len(keys)), None)
         return [target if ok else None for target, ok in zip(target_locations, read, strict=True)]
 
     @_guarded(lambda keys: True)
@@ -190,7 +203,7 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
         if self._refuses():
             self.traffic.refused(len(keys), self._reason())
             return True
-        self._put(key_bytes(keys), b"", *self._flat(values, len(keys)))
+        self._put(key_bytes(keys), b"", self._flat(values, len(keys)), None)
         return True
 
     # Interface v2: several pools at once. There is only one, see register_mem_host_pool_v2.
@@ -214,15 +227,21 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
         """Drops every page of this namespace."""
         try:
             if self._store is not None:
-                logger.info("store of KV pages cleared: %d pages dropped", self._store.clear())
+                num_dram = self._region.clear() if self._region is not None else 0
+                num_disk = self._store.clear()
+                logger.info("store of KV pages cleared: %d pages dropped, %d of DRAM", num_disk, num_dram)
         except Exception:
             self.traffic.fault("clear failed")
 
     def close(self) -> None:
         """Idempotent. Writes the last summary line."""
         store, self._store = self._store, None
+        stack, self._stack = self._stack, None
+        if stack is not None and not stack.flush(_LAST_SPILL_S):
+            logger.info("pages that are in DRAM only stay there: the disk did not take them in %.0f s", _LAST_SPILL_S)
         if store is not None:
             self.traffic.log_summary(store.stats(), "at close")
+            del stack  # before the store that it writes to
             store.close()
             forward_log()
 
@@ -234,15 +253,21 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
 
     def stats(self) -> dict[str, int | float | str]:
         """Counters of this backend and of its store, by name."""
-        store = self._store
         own = {**self.traffic.counters(), "copies_redone": runtime.copies.num_redone}
-        return {**own, **(store.stats() if store is not None else {})}
+        parts = [part for part in (self._store, self._region, self._stack) if part is not None]
+        return {**own, **{name: value for part in parts for name, value in part.stats().items()}}
 
     def _get(
-        self, keys: bytes, prefix: bytes, addresses: NDArray[np.uint64], lengths: NDArray[np.uint64]
+        self, keys: bytes, prefix: bytes, addresses: NDArray[np.uint64], pages: NDArray[np.int64] | None
     ) -> list[bool]:
+        """`pages`: which of the host pool the addresses are of; None: of none."""
+        assert self._pages is not None
         begin = time.monotonic()
-        ticket = self._store.submit_get(keys, prefix, addresses, lengths, timeout_s=self.options.get_timeout_s)
+        lengths, timeout_s, stack = self._pages.lengths, self.options.get_timeout_s, self._stack
+        if stack is not None:
+            ticket = stack.submit_get(keys, prefix, addresses, pages, timeout_s=timeout_s)
+        else:
+            ticket = self._store.submit_get(keys, prefix, addresses, lengths, timeout_s=timeout_s)
         self._wait(ticket, self.options.get_timeout_s, "read")
         outcomes = ticket.outcomes()
         num_read = _leading(outcomes)
@@ -254,11 +279,17 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
         self._summarize()
         return [page < num_read for page in range(len(outcomes))]
 
-    def _put(self, keys: bytes, prefix: bytes, addresses: NDArray[np.uint64], lengths: NDArray[np.uint64]) -> None:
+    def _put(self, keys: bytes, prefix: bytes, addresses: NDArray[np.uint64], pages: NDArray[np.int64] | None) -> None:
+        """`pages`: which of the host pool the addresses are of; None: of none."""
+        assert self._pages is not None
         begin = time.monotonic()
-        ticket = self._store.submit_put(keys, prefix, addresses, lengths, timeout_s=self.options.put_timeout_s)
-        self._wait(ticket, self.options.put_timeout_s, "write")
-        outcomes = ticket.outcomes()
+        lengths, timeout_s, stack = self._pages.lengths, self.options.put_timeout_s, self._stack
+        if stack is not None and pages is not None:
+            outcomes = stack.put(keys, prefix, pages)
+        else:
+            ticket = self._store.submit_put(keys, prefix, addresses, lengths, timeout_s=timeout_s)
+            self._wait(ticket, timeout_s, "write")
+            outcomes = ticket.outcomes()
         refused = outcomes[outcomes != 0]
         self.traffic.stored(len(outcomes) - len(refused), int(lengths.sum()), time.monotonic() - begin)
         if len(refused):
@@ -280,15 +311,15 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
             return [refused] * len(transfer.keys or ())
         return method(transfer.keys or [], transfer.host_indices, extra_info)
 
-    def _flat(self, tensors: Sequence[torch.Tensor], num_pages: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        """[num_pages, 1] addresses of flat pages."""
+    def _flat(self, tensors: Sequence[torch.Tensor], num_pages: int) -> NDArray[np.uint64]:
+        """[num_pages, pieces] addresses in flat pages."""
         assert self._pages is not None
         page_bytes = self._pages.page_bytes
         for tensor in tensors:
             if not tensor.is_contiguous() or tensor.numel() * tensor.element_size() != page_bytes:
                 raise ValueError(f"a flat page is not contiguous or not of {page_bytes} bytes")
-        addresses = np.array([tensor.data_ptr() for tensor in tensors], dtype=np.uint64).reshape(num_pages, 1)
-        return addresses, np.array([page_bytes], dtype=np.uint64)
+        begins = np.array([tensor.data_ptr() for tensor in tensors], dtype=np.uint64).reshape(num_pages, 1)
+        return begins + self._pages.offsets_in_page
 
     def _refuses(self) -> bool:
         return self._store is None or runtime.weights.changed_by is not None

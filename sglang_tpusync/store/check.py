@@ -10,7 +10,7 @@ import msgspec
 from sglang_tpusync.errors import TpuSyncError
 from sglang_tpusync.store.view import Finding, FindingKind, NamespaceView, RegionView, is_there
 
-__all__ = ["RegionReport", "check_region"]
+__all__ = ["Pace", "RegionReport", "check_region"]
 
 _STEP_BYTES = 8 << 20
 _STEPS_PER_S_MIN = 10  # a slow rate goes in small steps, so that it is even and the progress moves
@@ -30,7 +30,7 @@ class RegionReport(msgspec.Struct, frozen=True, kw_only=True):
     refused: str = ""  # why it was not repaired; empty
 
 
-class _Pace:
+class Pace:
     """Sleeps so that no more than `bytes_per_s` go on average; None: never sleeps."""
 
     def __init__(self, bytes_per_s: int | None) -> None:
@@ -65,7 +65,7 @@ def check_region(
     if reason:
         return RegionReport(base_path=region.base_path, skipped=reason)
     try:
-        return _check(path, namespace, region, _Pace(bytes_per_s), on_progress, repair)
+        return _check(path, namespace, region, Pace(bytes_per_s), on_progress, repair)
     except TpuSyncError as error:
         if not is_there(region.base_path):
             return RegionReport(base_path=region.base_path, skipped="was removed meanwhile")
@@ -85,7 +85,7 @@ def _check(
     path: str,
     namespace: NamespaceView,
     region: RegionView,
-    pace: _Pace,
+    pace: Pace,
     on_progress: Callable[[int, int], None],
     repair: bool,
 ) -> RegionReport:

@@ -43,7 +43,9 @@ class Tree(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
                 class_name="TpuSyncStorage",
                 interface_v1=1,
             )
-        parallel = get_parallel().override(tp_rank=0, tp_size=1, pp_rank=0, pp_size=1)
+        parallel = get_parallel().override(
+            tp_rank=0, tp_size=1, pp_rank=0, pp_size=1, attn_cp_rank=0, attn_cp_size=1
+        )
         parallel.__enter__()
         self.addCleanup(parallel.__exit__, None, None, None)
         self.cache, self.allocator, self.requests = build_fixture(self.cfg)
@@ -145,6 +147,30 @@ def test_a_prefix_survives_the_tree(trees: Any, tmp_path: Path, backend: str) ->
     assert torch.equal(values, found_values)
     assert second.storage.stats()["pages_read"] == 6
     assert runtime.copies.num_redone == 0
+
+
+def test_a_prefix_survives_the_tree_in_dram(trees: Any, tmp_path: Path) -> None:
+    tree = trees()
+    tree.open(
+        tmp_path / "store",
+        host_pool="shared",
+        host_pool_path=str(tmp_path / "dram"),
+        host_pool_reserve=0,
+        spill="never",
+    )
+    pool = tree.controller.mem_pool_host.anchor_entry.host_pool
+    assert pool.region is not None
+    assert tree.storage._stack is not None, "the pool worked out another namespace than the store"
+    tokens = tree._make_seq(1, 6)
+    expected = store_a_prefix(tree, tokens, 3.0)
+    assert tree.storage.stats()["pages_stored"] == 6
+    tree.cache.reset()
+    found = fetch_a_prefix(tree, tokens, "again")
+    assert torch.equal(expected[0], found[0])
+    assert torch.equal(expected[1], found[1])
+    stats = tree.storage.stats()
+    assert stats["tier_get_own_pages_total"] == 6
+    assert stats["faults"] == 0
 
 
 def test_the_scheduler_ticks_while_a_copy_is_late(trees: Any, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 // A store directory for tools: views as dicts of plain values, which sglang_tpusync/store/ gives their types.
+#include <fmt/format.h>
 #include <pybind11/stl.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include "tpusync/flash/region_summary.h"
 #include "tpusync/flash/store_repair.h"
 #include "tpusync/flash/store_view.h"
+#include "tpusync/host/region_view.h"
 
 namespace tpusync::binding {
 
@@ -210,6 +212,91 @@ std::size_t repair(const RegionCheck& check, const std::string& path, const std:
       [&] { return flash::repair_region(os::posix_file_system(), {path}, repair, base::Clock().unix_ns()); });
 }
 
+py::dict dict_of(const host::RegionView& region) {
+  py::dict out;
+  out["path"] = text_of(region.entry.path);
+  out["namespace"] = to_bytes(region.entry.name_space);
+  out["has_writer"] = region.has_writer;
+  out["process_id"] = region.writer ? py::cast(region.writer->process_id) : py::none();
+  out["opened_unix_ns"] = region.writer ? py::cast(region.writer->since_unix_ns) : py::none();
+  out["modified_unix_ns"] = region.entry.modified_unix_ns;
+  out["memory_bytes"] = region.entry.memory_bytes;
+  out["page_bytes"] = region.page_bytes;
+  out["num_slots"] = region.num_slots;
+  out["num_pages"] = region.num_pages;
+  out["num_damaged"] = region.num_damaged;
+  out["trouble"] = text_of(region.trouble);
+  return out;
+}
+
+py::list view_dram(const std::string& root) {
+  const auto views = run([&]() -> base::Result<std::vector<host::RegionView>> {
+    const auto registry = host::Registry::open(root);
+    if (!registry) return tl::unexpected(registry.error());
+    return host::view_regions(*registry);
+  });
+  py::list out;
+  for (const host::RegionView& view : *views) out.append(dict_of(view));
+  return out;
+}
+
+std::unique_ptr<host::RegionCheck> open_dram_check(const std::string& path, const py::bytes& name_space) {
+  host::Registry::Entry entry;
+  entry.path = path;
+  entry.name_space = *digest_or_none(name_space);
+  return std::move(*run([&] { return host::RegionCheck::open(entry); }));
+}
+
+py::dict progress_of(const host::RegionCheck& check) {
+  const auto& progress = check.progress();
+  py::dict out;
+  out["num_slots"] = progress.num_slots;
+  out["num_looked_at"] = progress.num_looked_at;
+  out["num_intact"] = progress.num_intact;
+  out["num_moved"] = progress.num_moved;
+  out["num_bytes"] = progress.num_bytes;
+  return out;
+}
+
+py::list findings_of(const host::RegionCheck& check) {
+  py::list out;
+  for (const host::RegionCheck::Finding& finding : check.findings()) {
+    const std::uint32_t slot = index::to_number(finding.slot);
+    py::dict each;
+    each["kind"] = finding.is_record ? "record" : "payload";
+    each["slot"] = slot;
+    const char* const what = finding.is_record ? "its seal is damaged" : "its page is not what was sealed";
+    each["text"] = fmt::format("slot {}: {}", slot, what);
+    out.append(each);
+  }
+  return out;
+}
+
+void bind_dram(py::module_& store) {
+  store.def("view_dram", &view_dram, py::arg("root"));
+  store.def(
+      "remove_dram",
+      [](const std::string& root, const std::string& path) {
+        return *run([&]() -> base::Result<bool> {
+          const auto registry = host::Registry::open(root);
+          if (!registry) return tl::unexpected(registry.error());
+          return registry->remove_if_dead(path);
+        });
+      },
+      py::arg("root"), py::arg("path"));
+  py::class_<host::RegionCheck>(store, "DramCheck", py::is_final())
+      .def(py::init(&open_dram_check), py::arg("path"), py::arg("namespace"))
+      .def(
+          "step",
+          [](host::RegionCheck& self, std::uint64_t num_bytes) {
+            py::gil_scoped_release release;
+            return self.step(num_bytes);
+          },
+          py::arg("num_bytes"))
+      .def_property_readonly("progress", [](const host::RegionCheck& self) { return progress_of(self); })
+      .def_property_readonly("findings", [](const host::RegionCheck& self) { return findings_of(self); });
+}
+
 }  // namespace
 
 void bind_store(py::module_& module) {
@@ -240,9 +327,10 @@ void bind_store(py::module_& module) {
             return *run([&] { return self.step(num_bytes); });
           },
           py::arg("num_bytes"))
-      .def_property_readonly("progress", &progress_of)
-      .def_property_readonly("findings", &findings_of)
+      .def_property_readonly("progress", [](const RegionCheck& self) { return progress_of(self); })
+      .def_property_readonly("findings", [](const RegionCheck& self) { return findings_of(self); })
       .def("repair", &repair, py::arg("path"), py::arg("base_path"));
+  bind_dram(store);
 }
 
 }  // namespace tpusync::binding
