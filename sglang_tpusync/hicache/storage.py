@@ -227,8 +227,7 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
         """Drops every page of this namespace."""
         try:
             if self._store is not None:
-                num_dram = self._region.clear() if self._region is not None else 0
-                num_disk = self._store.clear()
+                num_dram, num_disk = self._stack.clear() if self._stack is not None else (0, self._store.clear())
                 logger.info("store of KV pages cleared: %d pages dropped, %d of DRAM", num_disk, num_dram)
         except Exception:
             self.traffic.fault("clear failed")
@@ -237,11 +236,12 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
         """Idempotent. Writes the last summary line."""
         store, self._store = self._store, None
         stack, self._stack = self._stack, None
-        if stack is not None and not stack.flush(_LAST_SPILL_S):
-            logger.info("pages that are in DRAM only stay there: the disk did not take them in %.0f s", _LAST_SPILL_S)
+        if stack is not None:
+            if not stack.flush(_LAST_SPILL_S):
+                logger.info("some pages stay in DRAM only: the disk did not take them in %.0f s", _LAST_SPILL_S)
+            stack.close()
         if store is not None:
             self.traffic.log_summary(store.stats(), "at close")
-            del stack  # before the store that it writes to
             store.close()
             forward_log()
 

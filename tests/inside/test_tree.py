@@ -43,9 +43,7 @@ class Tree(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
                 class_name="TpuSyncStorage",
                 interface_v1=1,
             )
-        parallel = get_parallel().override(
-            tp_rank=0, tp_size=1, pp_rank=0, pp_size=1, attn_cp_rank=0, attn_cp_size=1
-        )
+        parallel = get_parallel().override(tp_rank=0, tp_size=1, pp_rank=0, pp_size=1, attn_cp_rank=0, attn_cp_size=1)
         parallel.__enter__()
         self.addCleanup(parallel.__exit__, None, None, None)
         self.cache, self.allocator, self.requests = build_fixture(self.cfg)
