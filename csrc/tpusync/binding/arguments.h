@@ -72,7 +72,7 @@ inline py::dict dict_of(const std::vector<metrics::Sample>& samples) {
 template <typename T>
 struct DeleteWithoutGil {
   void operator()(T* object) const {
-    py::gil_scoped_release release;
+    const ReleasedGil released;
     delete object;
   }
 };

@@ -3,6 +3,7 @@
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <memory>
@@ -25,6 +26,26 @@ void bind_layout(py::module_& module);
 void bind_log(py::module_& module);
 void bind_store(py::module_& module);
 void bind_ticket(py::module_& module);
+
+// Runs what follows in its scope without the GIL. A thread that comes back after the interpreter has ended,
+// as daemon threads do, never gets it again: Python unwinds such a thread by force, which no destructor on
+// its way survives, and the process would abort. It stays here instead, until the process is gone.
+class ReleasedGil {
+ public:
+  ReleasedGil() : state_(PyEval_SaveThread()) {}
+  ReleasedGil(const ReleasedGil&) = delete;
+  ReleasedGil& operator=(const ReleasedGil&) = delete;
+  ~ReleasedGil() noexcept(false) {
+    try {
+      PyEval_RestoreThread(state_);
+    } catch (...) {
+      while (true) ::pause();
+    }
+  }
+
+ private:
+  PyThreadState* const state_;
+};
 
 // Throws the exception of sglang_tpusync.errors that stands for the code. Call with the GIL held.
 [[noreturn]] void raise(const base::Error& error);

@@ -21,7 +21,7 @@ constexpr double kPauseMaxS = 3600;
 template <typename T>
 struct DeleteWithoutGil {
   void operator()(T* resource) const {
-    py::gil_scoped_release release;
+    const ReleasedGil released;
     delete resource;
   }
 };
@@ -61,7 +61,7 @@ PyTicket submit_copy(CopyStream& stream, const Array<std::uint64_t>& dst_bases,
                               .dst_slots = slots_of(dst_slots, "dst"),
                               .src_slots = slots_of(src_slots, "src"),
                               .layers = {layers.first, layers.second}};
-  py::gil_scoped_release release;
+  const ReleasedGil released;
   return PyTicket{stream.submit_copy(copy), nullptr};
 }
 
@@ -110,7 +110,7 @@ void bind_device(py::module_& module) {
            py::arg("dst_slots").noconvert(), py::arg("src_slots").noconvert(), py::arg("layers"))
       .def("submit_marker",
            [](CopyStream& stream) {
-             py::gil_scoped_release release;
+             const ReleasedGil released;
              return PyTicket{stream.submit_marker(), nullptr};
            })
       .def("pause", &pause, py::arg("timeout_s"));

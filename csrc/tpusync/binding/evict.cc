@@ -63,7 +63,7 @@ py::dict replay(const Array<std::uint32_t>& pages, const Array<std::uint64_t>& e
   index::ReplayResult result;
   {
     const std::size_t slots = checked_slots(num_slots);
-    py::gil_scoped_release release;
+    const ReleasedGil released;
     const auto cache = index::make_replay_cache(chosen, requests, slots);
     result = index::replay(
         requests, *cache, {.front_pages = front_pages, .num_requests_after_crash = num_requests_after_crash});
@@ -81,7 +81,7 @@ std::uint64_t optimum(const Array<std::uint32_t>& pages, const Array<std::uint64
                       std::uint64_t num_slots) {
   const Requests requests = requests_of(pages, ends);
   const std::size_t slots = checked_slots(num_slots);
-  py::gil_scoped_release release;
+  const ReleasedGil released;
   return index::num_hits_of_optimum(requests, slots);
 }
 

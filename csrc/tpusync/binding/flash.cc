@@ -30,7 +30,7 @@ using StoreHolder = Holder<FlashStore>;
 
 StoreHolder open_store(const flash::FlashOptions& options) {
   auto store = [&] {
-    py::gil_scoped_release release;
+    const ReleasedGil released;
     return FlashStore::open(options);
   }();
   if (store) return StoreHolder(store->release());
@@ -75,7 +75,7 @@ PyTicket submit(FlashStore& store, const py::bytes& keys, const py::bytes& prefi
   BatchArguments arguments;
   fill_batch(arguments, keys, prefix, addresses, lengths, timeout_s);
   auto submitted = [&] {
-    py::gil_scoped_release release;
+    const ReleasedGil released;
     return (store.*kSubmit)(arguments.batch);
   }();
   flash::BatchTicket ticket = unwrap(std::move(submitted));
@@ -85,14 +85,14 @@ PyTicket submit(FlashStore& store, const py::bytes& keys, const py::bytes& prefi
 std::size_t match(FlashStore& store, const py::bytes& keys, const py::bytes& prefix) {
   const auto key_list = copy_keys(keys, "keys");
   const auto prefix_list = copy_keys(prefix, "prefix");
-  py::gil_scoped_release release;
+  const ReleasedGil released;
   return store.match(key_list, prefix_list);
 }
 
 Array<bool> contains(FlashStore& store, const py::bytes& keys) {
   const auto key_list = copy_keys(keys, "keys");
   const auto found = [&] {
-    py::gil_scoped_release release;
+    const ReleasedGil released;
     return store.contains(key_list);
   }();
   Array<bool> answer(static_cast<py::ssize_t>(found.size()));
@@ -102,13 +102,13 @@ Array<bool> contains(FlashStore& store, const py::bytes& keys) {
 
 std::size_t remove(FlashStore& store, const py::bytes& keys) {
   const auto key_list = copy_keys(keys, "keys");
-  py::gil_scoped_release release;
+  const ReleasedGil released;
   return store.remove(key_list);
 }
 
 py::bytes all_keys(FlashStore& store) {
   const auto keys = [&] {
-    py::gil_scoped_release release;
+    const ReleasedGil released;
     return store.keys();
   }();
   return bytes_of(keys);
@@ -116,7 +116,7 @@ py::bytes all_keys(FlashStore& store) {
 
 py::dict stats(FlashStore& store) {
   const auto samples = [&] {
-    py::gil_scoped_release release;
+    const ReleasedGil released;
     return store.stats();
   }();
   return dict_of(samples);
@@ -172,7 +172,7 @@ StoreHolder make_store(const std::string& path, const py::bytes& name_space,
 
 bool flush(FlashStore& store, const py::object& timeout_s) {
   const exec::Deadline deadline = deadline_of(timeout_s);
-  py::gil_scoped_release release;
+  const ReleasedGil released;
   return store.flush(deadline);
 }
 
@@ -180,7 +180,7 @@ bool flush(FlashStore& store, const py::object& timeout_s) {
 
 void bind_flash(py::module_& module) {
   module.attr("KEY_BYTES") = index::kKeyBytes;
-  const auto release_gil = py::call_guard<py::gil_scoped_release>();
+  const auto release_gil = py::call_guard<ReleasedGil>();
   py::class_<FlashStore, StoreHolder>(module, "FlashStore", py::is_final())
       .def(py::init(&make_store), py::kw_only(), py::arg("path"), py::arg("namespace"),
            py::arg("namespace_json"), py::arg("page_bytes"), py::arg("capacity_bytes") = py::none(),

@@ -30,7 +30,7 @@ Holder<Region> open_region(const std::string& root, const py::bytes& name_space,
   options.numa_node = numa_node;
   options.num_threads = num_threads;
   auto region = [&] {
-    py::gil_scoped_release release;
+    const ReleasedGil released;
     return host::open_region(options);
   }();
   return Holder<Region>(unwrap(std::move(region)).release());
@@ -38,7 +38,7 @@ Holder<Region> open_region(const std::string& root, const py::bytes& name_space,
 
 py::object alloc(Region& region, std::size_t count) {
   const std::vector<SlotId> slots = [&] {
-    py::gil_scoped_release release;
+    const ReleasedGil released;
     return region.alloc(count);
   }();
   if (slots.size() != count) return py::none();
@@ -50,7 +50,7 @@ py::object alloc(Region& region, std::size_t count) {
 void free_slots(Region& region, const Array<std::int64_t>& slots) {
   const std::vector<SlotId> list = copy_slots(slots);
   const base::Status status = [&] {
-    py::gil_scoped_release release;
+    const ReleasedGil released;
     return region.free(list);
   }();
   if (!status) raise(status.error());
@@ -66,7 +66,7 @@ py::array_t<std::uint8_t> payload(const py::object& self) {
 std::size_t match(Region& region, const py::bytes& keys, const py::bytes& prefix) {
   const auto key_list = copy_keys(keys, "keys");
   const auto prefix_list = copy_keys(prefix, "prefix");
-  py::gil_scoped_release release;
+  const ReleasedGil released;
   const std::size_t num_found = region.match(key_list);
   region.touch(prefix_list, std::span(key_list).first(num_found));
   return num_found;
@@ -81,7 +81,7 @@ Array<bool> contains(const Region& region, const py::bytes& keys) {
 
 template <typename Call>
 auto without_gil(const Call& call) {
-  py::gil_scoped_release release;
+  const ReleasedGil released;
   return call();
 }
 
@@ -191,7 +191,7 @@ std::unique_ptr<tier::Promised> promise(Stack& stack, const py::bytes& keys, con
 }
 
 void bind_region(py::module_& module) {
-  const auto release_gil = py::call_guard<py::gil_scoped_release>();
+  const auto release_gil = py::call_guard<ReleasedGil>();
   py::class_<Region, Holder<Region>>(module, "HostRegion", py::is_final())
       .def(py::init(&open_region), py::kw_only(), py::arg("root"), py::arg("namespace"),
            py::arg("piece_bytes"), py::arg("num_slots"), py::arg("cap_bytes") = py::none(),
@@ -270,7 +270,7 @@ void bind_host(py::module_& module) {
           },
           py::arg("keys"))
       .def("clear", [](Stack& self) { return tuple_of(without_gil([&] { return self.clear(); })); })
-      .def("close", &Stack::close, py::call_guard<py::gil_scoped_release>())
+      .def("close", &Stack::close, py::call_guard<ReleasedGil>())
       .def("stats", [](const Stack& self) { return dict_of(self.samples()); });
 }
 

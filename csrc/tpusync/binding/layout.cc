@@ -98,7 +98,7 @@ Array<std::uint64_t> runs(const TiledLayout& self, const std::vector<std::int64_
                           const std::vector<std::int64_t>& extent) {
   unwrap(layout::check_box(self, {origin, extent}));
   auto found = [&] {
-    py::gil_scoped_release release;
+    const ReleasedGil released;
     std::vector<layout::AxisRange> box;
     for (std::size_t dim = 0; dim < self.rank(); ++dim) {
       box.push_back(
@@ -156,7 +156,7 @@ void bind_tiled_layout(py::module_& module) {
             const auto& with = kernels_named(kernels);
             ThreadsFor loop = threads_for(num_threads);
             const auto status = [&] {
-              py::gil_scoped_release release;
+              const ReleasedGil released;
               return layout::tile(self, out, in, fill, loop, with);
             }();
             unwrap(status);
@@ -172,7 +172,7 @@ void bind_tiled_layout(py::module_& module) {
             const auto& with = kernels_named(kernels);
             ThreadsFor loop = threads_for(num_threads);
             const auto status = [&] {
-              py::gil_scoped_release release;
+              const ReleasedGil released;
               return layout::untile(self, out, in, loop, with);
             }();
             unwrap(status);
@@ -208,7 +208,7 @@ void apply(const ReshardPlan& plan, const std::vector<py::array>& src, std::vect
   const auto& with = kernels_named(kernels);
   ThreadsFor loop = threads_for(num_threads);
   const auto status = [&] {
-    py::gil_scoped_release release;
+    const ReleasedGil released;
     return plan.apply(destinations, sources, loop, with);
   }();
   unwrap(status);
@@ -248,7 +248,7 @@ void bind_plan(py::module_& module) {
          const std::vector<std::int64_t>& dst_dims, const std::string& dst_dtype, const py::list& dst) {
         auto from = spec_of(src_dims, src_dtype, src), to = spec_of(dst_dims, dst_dtype, dst);
         auto plan = [&] {
-          py::gil_scoped_release release;
+          const ReleasedGil released;
           return layout::plan_reshard(std::move(to), std::move(from));
         }();
         return unwrap(std::move(plan));

@@ -51,7 +51,7 @@ std::vector<Line> take_log_lines() {
 }  // namespace
 
 void bind_log(py::module_& module) {
-  module.def("take_log_lines", &take_log_lines, py::call_guard<py::gil_scoped_release>());
+  module.def("take_log_lines", &take_log_lines, py::call_guard<ReleasedGil>());
 }
 
 }  // namespace tpusync::binding

@@ -27,7 +27,7 @@ namespace {
 template <typename Call>
 auto run(const Call& call) {
   auto result = [&] {
-    py::gil_scoped_release release;
+    const ReleasedGil released;
     return call();
   }();
   if (!result) {

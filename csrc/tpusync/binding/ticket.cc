@@ -81,7 +81,7 @@ void bind_ticket(py::module_& module) {
           "wait",
           [](const PyTicket& self, const py::object& timeout_s) {
             const exec::Deadline deadline = deadline_of(timeout_s);
-            py::gil_scoped_release release;
+            const ReleasedGil released;
             return self.ticket.wait(deadline);
           },
           py::arg("timeout_s") = py::none())

@@ -5,7 +5,8 @@
 namespace tpusync::layout {
 
 std::span<const ShuffleKernels* const> shuffle_kernels() {
-  static const std::vector<const ShuffleKernels*> usable = [] {
+  // Leaked on purpose: threads may copy while the process ends.
+  static const auto& usable = *new const std::vector<const ShuffleKernels*>([] {
     std::vector<const ShuffleKernels*> out{&portable_kernels()};
 #if defined(__x86_64__)
     if (!__builtin_cpu_supports("avx2")) return out;
@@ -15,7 +16,7 @@ std::span<const ShuffleKernels* const> shuffle_kernels() {
     if (avx512) out.push_back(&avx512_kernels());
 #endif
     return out;
-  }();
+  }());
   return usable;
 }
 

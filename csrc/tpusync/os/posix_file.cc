@@ -218,8 +218,9 @@ class PosixFileSystem final : public FileSystem {
 }  // namespace
 
 FileSystem& posix_file_system() {
-  static PosixFileSystem instance;
-  return instance;
+  // Leaked on purpose: threads may open files while the process ends.
+  static auto* const instance = new PosixFileSystem;
+  return *instance;
 }
 
 }  // namespace tpusync::os
