@@ -86,7 +86,7 @@ bool Spiller::look_ahead() {
     const auto before = offers_.find(oldest[i]);
     const bool first = before == offers_.end();
     Offer& offer = offers[oldest[i]];
-    offer = first ? Offer{now, options_.refused_pause} : before->second;
+    offer = first ? Offer{now, options_.offer_again_after} : before->second;
     if (now < offer.again) continue;
     offer.again = now + offer.wait;
     offer.wait *= 2;
@@ -152,8 +152,8 @@ std::chrono::steady_clock::duration Spiller::write(const std::vector<Item>& item
   }
   spilled_.add(keys.size() - num_refused);
   refused_.add(num_refused);
-  if (num_refused > 0) return options_.refused_pause;
-  if (options_.rate_bytes_per_s_max == 0) return {};
+  // What is refused costs no disk time, and says nothing about the next page: admission judges each.
+  if (num_refused == keys.size() || options_.rate_bytes_per_s_max == 0) return {};
   const std::chrono::duration<double> due{static_cast<double>(keys.size() * page_bytes) /
                                           static_cast<double>(options_.rate_bytes_per_s_max)};
   return started + std::chrono::duration_cast<std::chrono::steady_clock::duration>(due) -

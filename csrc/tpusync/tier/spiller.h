@@ -36,9 +36,9 @@ struct SpillOptions {
   std::size_t queue_limit = 65536;  // pages; more are not queued, and counted
   std::size_t batch_pages = 16;
   std::uint64_t rate_bytes_per_s_max = 0;  // 0: as fast as flash takes them
-  // Nothing is written for so long after flash refused a page. A page that was offered ahead of its eviction
-  // and is not on flash is offered again after so long, then after twice as long, and so on.
-  std::chrono::milliseconds refused_pause{1000};
+  // A page that was offered ahead of its eviction and is not on flash is offered again after so long, then
+  // after twice as long, and so on. Others are offered once.
+  std::chrono::milliseconds offer_again_after{1000};
   std::chrono::milliseconds look_ahead_period{20};
 };
 

@@ -374,7 +374,7 @@ TEST_F(StackTest, CloseWaitsForWhatIsUnderWay) {
 TEST_F(StackTest, WhatFlashRefusesAheadOfEvictionIsOfferedLessAndLessOften) {
   StackOptions with = options(SpillPolicy::kLazy);
   with.spill.num_ahead = 4;
-  with.spill.refused_pause = std::chrono::milliseconds(1);
+  with.spill.offer_again_after = std::chrono::milliseconds(1);
   with.spill.look_ahead_period = std::chrono::milliseconds(1);
   Process a(dram_.path(), "/store", 8, with, 4 << 20, disk_);
   disk_.set_faults({.path_suffix = ".slots", .write_error_1_in = 1});
