@@ -389,6 +389,9 @@ class store:  # a submodule; sglang_tpusync/store/ says what it means. Raises St
     def view_dram(root: str) -> list[dict[str, Any]]:
         """Every DRAM region under a directory, which is made if it is missing; writes to none of them."""
     @staticmethod
+    def dram_keys(path: str, namespace: bytes) -> bytes:
+        """Keys of the pages of a DRAM region, 32 bytes each."""
+    @staticmethod
     def remove_dram(root: str, path: str) -> bool:
         """Removes a DRAM region; False, and it stays, if a process writes it."""
 

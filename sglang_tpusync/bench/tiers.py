@@ -20,11 +20,13 @@ from sglang_tpusync.bench.host import last_level_cache_bytes
 from sglang_tpusync.bench.report import Row, measured
 from sglang_tpusync.bench.rounds import measure_interleaved
 
-__all__ = ["copy_rows", "match_rows"]
+__all__ = ["adopt_row", "copy_rows", "match_rows"]
 
 _NAMESPACE = bytes(range(32))
 _GOAL_OF_MEMCPY = 0.8
 _RESERVE_BYTES = 1 << 28
+_ADOPTION_S_MAX = 1.0
+_ADOPTED_PAGE_BYTES = 1 << 16
 
 
 def random_keys(num_keys: int, seed: int) -> NDArray[np.uint8]:
@@ -176,3 +178,40 @@ def _query(stack: _core.TierStack, keys: NDArray[np.uint8], prefix_pages: int, n
         times_us[i] = (time.perf_counter_ns() - started) / 1e3
         assert num_found == prefix_pages
     return times_us
+
+
+def adopt_row(root: Path, num_bytes: int, num_rounds: int) -> Row:
+    """Seconds until the next process has a region of so many bytes, full of pages of 64 KiB."""
+    num_pages = max(num_bytes // _ADOPTED_PAGE_BYTES, 1)
+    with tempfile.TemporaryDirectory(dir=root) as directory:
+
+        def opened() -> _core.HostRegion:
+            return _core.HostRegion(
+                root=directory,
+                namespace=_NAMESPACE,
+                piece_bytes=[_ADOPTED_PAGE_BYTES // 2] * 2,
+                num_slots=num_pages,
+                reserve_bytes=_RESERVE_BYTES,
+            )
+
+        region = opened()
+        slots = region.alloc(num_pages)
+        assert slots is not None
+        assert not region.seal(random_keys(num_pages, 9).tobytes(), b"", slots).any()
+        del region
+        seconds = []
+        for _ in range(num_rounds):
+            started = time.perf_counter()
+            region = opened()
+            seconds.append(time.perf_counter() - started)
+            assert region.stats()["host_pages_adopted_total"] == num_pages
+            del region
+    return measured(
+        f"adopt {num_bytes / 2**30:.2g} GiB, {num_pages:,} pages",
+        seconds,
+        unit="s",
+        better="lower",
+        limit="a second",
+        limit_samples=[_ADOPTION_S_MAX] * num_rounds,
+        goal=1.0,
+    )

@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "tpusync/base/clock.h"
-#include "tpusync/binding/bind.h"
+#include "tpusync/binding/arguments.h"
 #include "tpusync/flash/limits.h"
 #include "tpusync/flash/region_check.h"
 #include "tpusync/flash/region_summary.h"
@@ -240,10 +240,15 @@ py::list view_dram(const std::string& root) {
   return out;
 }
 
-std::unique_ptr<host::RegionCheck> open_dram_check(const std::string& path, const py::bytes& name_space) {
+host::Registry::Entry dram_entry(const std::string& path, const py::bytes& name_space) {
   host::Registry::Entry entry;
   entry.path = path;
-  entry.name_space = *digest_or_none(name_space);
+  entry.name_space = digest_of(name_space);
+  return entry;
+}
+
+std::unique_ptr<host::RegionCheck> open_dram_check(const std::string& path, const py::bytes& name_space) {
+  const host::Registry::Entry entry = dram_entry(path, name_space);
   return std::move(*run([&] { return host::RegionCheck::open(entry); }));
 }
 
@@ -274,6 +279,13 @@ py::list findings_of(const host::RegionCheck& check) {
 
 void bind_dram(py::module_& store) {
   store.def("view_dram", &view_dram, py::arg("root"));
+  store.def(
+      "dram_keys",
+      [](const std::string& path, const py::bytes& name_space) {
+        const host::Registry::Entry entry = dram_entry(path, name_space);
+        return bytes_of(*run([&] { return host::keys_in(entry); }));
+      },
+      py::arg("path"), py::arg("namespace"));
   store.def(
       "remove_dram",
       [](const std::string& root, const std::string& path) {

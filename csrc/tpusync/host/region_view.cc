@@ -47,6 +47,17 @@ std::vector<RegionView> view_regions(const Registry& registry) {
   return views;
 }
 
+Result<std::vector<index::PageKey>> keys_in(const Registry::Entry& entry) {
+  const Result<std::unique_ptr<RegionFile>> file = RegionFile::read(entry.path, entry.name_space);
+  if (!file) return tl::unexpected(file.error());
+  const SealTable seals = (*file)->seals();
+  std::vector<index::PageKey> keys;
+  for (std::uint64_t i = 0; i < (*file)->geometry().num_slots; ++i) {
+    if (const auto seal = seals.read(SlotId{static_cast<std::uint32_t>(i)})) keys.push_back(seal->key);
+  }
+  return keys;
+}
+
 RegionCheck::RegionCheck(std::unique_ptr<RegionFile> file) : file_(std::move(file)), seals_(file_->seals()) {
   progress_.num_slots = file_->geometry().num_slots;
 }

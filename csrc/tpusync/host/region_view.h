@@ -28,6 +28,9 @@ struct RegionView {
 // Every region under the registry's root, in the order of their names.
 std::vector<RegionView> view_regions(const Registry& registry);
 
+// The keys of the pages that one region holds at this moment. Errors as RegionFile::read.
+base::Result<std::vector<index::PageKey>> keys_in(const Registry::Entry& entry);
+
 // Compares the bytes of every sealed page with its seal, in steps. Thread-compatible.
 class RegionCheck {
  public:

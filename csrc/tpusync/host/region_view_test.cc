@@ -2,7 +2,8 @@
 
 #include <unistd.h>
 
-#include <cstring>
+#include <algorithm>
+#include <cstdio>
 
 #include "tpusync/host/testing.h"
 
@@ -44,6 +45,12 @@ TEST_F(RegionViewTest, TellsWhatARegionHoldsWithAndWithoutAWriter) {
   EXPECT_FALSE(seen[0].has_writer);
   EXPECT_EQ(seen[0].num_pages, 3u);
   EXPECT_TRUE(seen[0].trouble.empty());
+  auto keys = keys_in(seen[0].entry);
+  ASSERT_TRUE(keys);
+  auto expected = keys_of(0, 3);
+  std::sort(keys->begin(), keys->end());
+  std::sort(expected.begin(), expected.end());
+  EXPECT_EQ(*keys, expected);
 }
 
 TEST_F(RegionViewTest, AFileThatIsNoRegionIsNamedAndTheOthersAreRead) {
