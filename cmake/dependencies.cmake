@@ -22,6 +22,17 @@ endif()
 add_library(tpusync_xxhash INTERFACE)
 target_include_directories(tpusync_xxhash SYSTEM INTERFACE ${TPUSYNC_XXHASH_INCLUDE})
 
+# HMAC-SHA-256 and SipHash of the transport. Static, so that the module needs no library at run time; see
+# docs/design/003-transport.md for why not OpenSSL.
+find_path(TPUSYNC_SODIUM_INCLUDE sodium.h)
+find_library(TPUSYNC_SODIUM_LIBRARY libsodium.a)
+if(NOT TPUSYNC_SODIUM_INCLUDE OR NOT TPUSYNC_SODIUM_LIBRARY)
+  tpusync_missing("libsodium.a" libsodium-dev)
+endif()
+add_library(tpusync_sodium INTERFACE)
+target_include_directories(tpusync_sodium SYSTEM INTERFACE ${TPUSYNC_SODIUM_INCLUDE})
+target_link_libraries(tpusync_sodium INTERFACE ${TPUSYNC_SODIUM_LIBRARY})
+
 # io_uring is optional: without it reads and writes go through a pool of threads.
 find_path(TPUSYNC_URING_INCLUDE liburing.h)
 find_library(TPUSYNC_URING_LIBRARY liburing.a)

@@ -27,7 +27,7 @@ LEVELS = {
 # metrics counts with what base offers; both are the floor.
 SIBLINGS_ALLOWED = {("metrics", "base")}
 # A header of a library that would leak into everything: the rooms whose .cc files may use it.
-CONFINED = {"liburing.h": {"os", "flash"}, "pybind11/": {"binding"}, "openssl/": {"transport"}, "Python.h": {"binding"}}
+CONFINED = {"liburing.h": {"os", "flash"}, "pybind11/": {"binding"}, "sodium.h": {"wire"}, "Python.h": {"binding"}}
 
 # torch and sglang may be imported at the top of modules in these places, and nowhere else.
 ADAPTERS = ("hicache/", "testing/", "adapters/", "disagg/", "weights/")

@@ -27,7 +27,9 @@ def clang() -> str:
     raise UnsupportedError("fuzzing needs clang++ with libFuzzer (apt-get install clang)")
 
 
-def build_program(compiler: str, main: str, rooms: Sequence[str], flags: Sequence[str], target: Path) -> Path:
+def build_program(
+    compiler: str, main: str, rooms: Sequence[str], flags: Sequence[str], target: Path, libraries: Sequence[str] = ()
+) -> Path:
     """Compiles `main` (a path under csrc/) with all sources of the rooms to `target`."""
     files = [ROOT / "csrc" / main]
     for room in rooms:
@@ -37,7 +39,7 @@ def build_program(compiler: str, main: str, rooms: Sequence[str], flags: Sequenc
     for file in files:
         objects.append(str(target.parent / f"{file.parent.name}-{file.stem}.o"))
         subprocess.run([*_launcher(), *command, "-c", str(file), "-o", objects[-1]], check=True)
-    subprocess.run([compiler, *flags, *objects, "-lpthread", "-o", str(target)], check=True)
+    subprocess.run([compiler, *flags, *objects, *libraries, "-lpthread", "-o", str(target)], check=True)
     return target
 
 
