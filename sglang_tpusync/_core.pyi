@@ -6,7 +6,7 @@ unmoved until the ticket is done. Codes of base/error.h arrive as the exceptions
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, final
+from typing import Any, Literal, TypedDict, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -419,3 +419,107 @@ class store:  # a submodule; sglang_tpusync/store/ says what it means. Raises St
         def findings(self) -> list[dict[str, Any]]: ...
         def repair(self, path: str, base_path: str) -> int:
             """Settles the findings of a finished check, unless the region has a writer; answers how many."""
+
+@final
+class TransportEvent:
+    """What `Endpoint.receive` hands out. Immutable."""
+
+    @property
+    def kind(self) -> Literal["message", "lost"]: ...
+    @property
+    def peer(self) -> int: ...
+    @property
+    def message(self) -> bytes:
+        """Of a message; empty for a lost peer."""
+    @property
+    def reason(self) -> str:
+        """Why a peer is lost; empty for a message."""
+
+class PeerInfo(TypedDict):
+    id: int
+    endpoint: bytes  # Endpoint.id of the other side, 16 bytes
+    remote: str
+    same_host: bool  # bytes are fetched from memory instead of sent
+    queued_bytes: int
+
+@final
+class Endpoint:
+    """One side of any number of transfers: transport/endpoint.h. Thread-safe.
+
+    It writes registered memory into ranges that peers have granted, carries small messages, and lets peers write into
+    what it granted to them. Raises ConfigError for an argument that is wrong, TransferError (DeadlineError) for a
+    peer that is not there, a limit that is reached (the message names it) or a region that is in use.
+    """
+
+    def __init__(
+        self,
+        *,
+        bind: Sequence[str] = ("127.0.0.1:0",),  # numbers only; port 0: a free one; empty: dial only
+        source: Sequence[str] = (),  # local addresses of outgoing streams, used in turn
+        secret_file: str = "",  # 16 to 4096 bytes; needed beyond loopback
+        allow_unauthenticated: bool = False,  # waives the line above
+        num_streams: int = 4,  # TCP streams per dialled peer
+        num_io_threads: int = 1,
+        frame_bytes: int = 262144,
+        checksum: bool = True,  # of payload through a socket: made, and demanded
+        same_host: bool = True,
+        rate_bytes_per_s_max: int = 0,  # 0: none
+        inflight_bytes_max: int = 67108864,  # per peer
+        queued_bytes_max: int = 8589934592,  # per peer
+        queued_transfers_max: int = 65536,  # per peer
+        inbox_messages_max: int = 4096,  # of one peer
+        inbox_bytes_max: int = 16777216,  # of one peer
+        num_peers_max: int = 1024,
+        num_handshakes_max: int = 256,
+        num_grants_max: int = 65536,
+        heartbeat_s: float = 0.5,
+        silence_s: float = 2.0,
+        progress_s: float = 10.0,
+        handshake_s: float = 2.0,
+    ) -> None: ...
+    @property
+    def id(self) -> bytes:
+        """16 random bytes, of this object for ever."""
+    @property
+    def addresses(self) -> tuple[str, ...]: ...
+    def register_region(self, address: int, length: int) -> int:
+        """Answers the number by which peers name it. The memory lies still until release_region succeeded."""
+    def release_region(self, region: int) -> None:
+        """TransferError while a grant or a transfer needs it."""
+    def open_grant(
+        self,
+        regions: NDArray[np.uint32],  # [n]
+        offsets: NDArray[np.uint64],  # [n]
+        lengths: NDArray[np.uint64],  # [n]; the ranges do not overlap
+        holder: bytes | None = None,  # Endpoint.id of the only peer that may use it
+    ) -> int:
+        """Makes ranges writable. Answers an unguessable number of 64 bits: tell it to the peer."""
+    def revoke_grant(self, grant: int) -> Ticket:
+        """Done when no byte can land under it any more, whatever the peer does."""
+    def connect(self, addresses: Sequence[str], timeout_s: float | None = None) -> int:
+        """Blocks until every stream to the endpoint at these addresses is open; answers the number of the peer."""
+    def disconnect(self, peer: int) -> None:
+        """What is not resolved is cancelled."""
+    def submit_write(
+        self,
+        peer: int,
+        grant: int,
+        addresses: NDArray[np.uint64],  # [n] in registered regions here
+        regions: NDArray[np.uint32],  # [n] of the peer
+        offsets: NDArray[np.uint64],  # [n] in these
+        lengths: NDArray[np.uint64],  # [n]
+        timeout_s: float | None = None,  # nothing is sent after it
+    ) -> Ticket:
+        """No error once every byte is in the peer's memory and verified. The memory is unchanged until it is done.
+
+        An error leaves open which bytes have landed; after "disconnected" and "cancelled" some may be on their way,
+        until the peer has revoked the grant.
+        """
+    def submit_message(self, peer: int, message: bytes) -> Ticket:
+        """1 to 65536 bytes. Done when they lie in the peer's inbox."""
+    def receive(self, count_max: int = 64, timeout_s: float | None = None) -> list[TransportEvent]:
+        """Waits for the first event, then takes what is there; empty when the time is over or close() was called."""
+    def peers(self) -> list[PeerInfo]: ...
+    def stats(self) -> Mapping[str, int]: ...
+    def close(self) -> None:
+        """Cancels what is not resolved; returns when no byte moves any more."""

@@ -26,6 +26,7 @@ void bind_layout(py::module_& module);
 void bind_log(py::module_& module);
 void bind_store(py::module_& module);
 void bind_ticket(py::module_& module);
+void bind_transport(py::module_& module);
 
 // Runs what follows in its scope without the GIL. A thread that comes back after the interpreter has ended,
 // as daemon threads do, never gets it again: Python unwinds such a thread by force, which no destructor on

@@ -10,4 +10,5 @@ PYBIND11_MODULE(_core, module) {
   tpusync::binding::bind_layout(module);
   tpusync::binding::bind_log(module);
   tpusync::binding::bind_store(module);
+  tpusync::binding::bind_transport(module);
 }
