@@ -19,6 +19,7 @@ BENCHES: dict[str, str] = {
     "serving": "sglang_tpusync.cli.bench_serving:serving",
     "store": "sglang_tpusync.cli.bench_store:store",
     "tiers": "sglang_tpusync.cli.bench_tiers:tiers",
+    "transfer": "sglang_tpusync.cli.bench_transfer:transfer",
 }
 
 app = typer.Typer(help="Measure; every benchmark writes the same JSON with --json.", no_args_is_help=True)
