@@ -100,6 +100,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     spill: Literal["through", "selective", "lazy", "never"] = "through"  # which pages of a shared pool go to disk
     ttl: int | float | str | None = None  # pages are misses so long after they were written; seconds, or '12h', '7d'
     latency_budget_s: float = 2.0  # of one transfer: a disk that is slower is left alone for a while
+    trust_weight_version: bool = False  # SGLang's weight_version names weights, in every server of this model
     fingerprint: str | None = None  # names the weights, in place of the digest of the weight files
     get_timeout_s: float = 30.0  # of one batch of pages; what is late is a miss
     put_timeout_s: float = 60.0  # of one batch of pages; what is late is a refused write

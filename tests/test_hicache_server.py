@@ -107,15 +107,23 @@ def test_a_prefix_outlives_a_crash_and_changed_weights_stop_the_store(model: Pat
         assert json.loads(answer)["success"], answer
         assert "weights of this process change (update_weights_from_disk)" in server.log()
         flush(server)
+        assert "a new epoch of weights begins" in server.log()
         for tokens, expected in ((first, cold), (second, cold_second)):
             after = ask(server, tokens)
             assert after.cached_tokens == 0, "pages of the weights before were served"
             assert same(after, expected)  # the weights are equal, and nobody may rely on it
-        ask(server, third)
-        flush(server)
-        assert ask(server, third).cached_tokens == 0
+        cold_third = ask(server, third)
+        assert same(cold_third, ask_until_stored(server, third, 24 * PAGE))
+        unflushed = {"model_path": str(model), "flush_cache": False}
+        assert json.loads(server.request("POST", "/update_weights_from_disk", unflushed, timeout_s=300))["success"]
+        ask(server, prompt(9))
         server.stop()
         assert "refused 0" not in last_summary(server)
+    with Server(model, args=by_name(extra), timeout_s=START_TIMEOUT_S) as server:
+        assert from_store(ask(server, third)) == 0, "nobody knows which weights these pages are of"
+        again = ask(server, second)
+        assert from_store(again) == 24 * PAGE
+        assert same(cold_second, again)
 
 
 def last_summary(server: Server) -> str:

@@ -62,6 +62,11 @@ class Namespace:
         self.digest = hashlib.sha256(self.json.encode()).digest()
         self.fields: dict[str, Any] = json.loads(self.json)
 
+    def of_epoch(self, name: str | None) -> Namespace:
+        """The same for other weights; None: for those of the start."""
+        fields = {key: value for key, value in self.fields.items() if key != "weights_epoch"}
+        return Namespace(fields if name is None else {**fields, "weights_epoch": name})
+
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a model that a rank holds, as SGLang's HiCacheStorageConfig tells it."""

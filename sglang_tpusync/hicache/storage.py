@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -101,6 +102,9 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
         self._stack: Any = None  # over both; None without a region
         self._pages: PageAddresses | None = None
         self.namespace: Namespace | None = None
+        self._epoch: runtime.Epoch | None = None  # of the weights that the store is open for
+        self._renewal = threading.Lock()  # over opening and closing
+        self._closed = False
 
     # Set-up, in SGLang's order.
 
@@ -112,7 +116,9 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
                 f"host pool {type(mem_pool_host).__name__} has no memory of its own: this model is not supported"
             )
         self._pages = PageAddresses(mem_pool_host)
-        self.namespace = namespace_of(mem_pool_host, self._config, self.options.fingerprint)
+        base = namespace_of(mem_pool_host, self._config, self.options.fingerprint)
+        self._epoch = runtime.weights.epoch
+        self.namespace = base.of_epoch(self._epoch.name if self._epoch is not None else None)
         forward_log()  # from here on they come to us
         wish = self.options.register_memory
         pinned = bool(getattr(mem_pool_host, "pin_memory", False))
@@ -123,6 +129,9 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
             self._stack = _core.TierStack(region=self._region, store=self._store, spill=self.options.spill)
         elif self.options.host_pool == "shared" and getattr(mem_pool_host, "region", None) is None:
             logger.warning("option 'host_pool' = 'shared': the host pool of this process is private, pages are copied")
+        if self.options.trust_weight_version:
+            runtime.weights.trust_versions(_weight_version())
+        runtime.weights.listen(self._renew_soon)
         forward_log()
         logger.info(
             "store of KV pages: namespace %s, %d bytes a page, in %s%s",
@@ -234,6 +243,12 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
 
     def close(self) -> None:
         """Idempotent. Writes the last summary line."""
+        runtime.weights.unlisten(self._renew_soon)
+        with self._renewal:
+            self._closed = True
+            self._close_store("at close")
+
+    def _close_store(self, when: str) -> None:
         store, self._store = self._store, None
         stack, self._stack = self._stack, None
         if stack is not None:
@@ -241,8 +256,45 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
                 logger.info("some pages stay in DRAM only: the disk did not take them in %.0f s", _LAST_SPILL_S)
             stack.close()
         if store is not None:
-            self.traffic.log_summary(store.stats(), "at close")
+            self.traffic.log_summary(store.stats(), when)
             store.close()
+            if self._epoch is not None and not self._epoch.lasting:
+                self._remove_region()
+            forward_log()
+
+    def _remove_region(self) -> None:
+        """Nobody will ever ask for these pages again: the room is for others."""
+        from sglang_tpusync.store import clear_regions, read_store
+
+        assert self.namespace is not None
+        view = read_store(store_path(self.options), self.options, tables=False)
+        clear_regions(view, namespace=self.namespace.digest.hex()[:32])
+
+    def _renew_soon(self) -> None:
+        """Not on the caller's thread, which is the scheduler's: opening a store waits for the disk."""
+        threading.Thread(target=self._renew, name="tpusync-epoch", daemon=True).start()
+
+    def _renew(self) -> None:
+        """Opens the store of the present weights; until it is open nothing is served nor accepted."""
+        try:
+            with self._renewal:
+                epoch = runtime.weights.epoch
+                if self._closed or epoch is None or epoch == self._epoch:
+                    return
+                assert self.namespace is not None
+                assert self._pages is not None
+                self._close_store("of the weights before")
+                if self._region is not None:
+                    logger.warning("the DRAM of the host pool is not shared from here on: it belongs to other weights")
+                    self._region = None
+                self._epoch = None  # of none, should the rest fail
+                self.namespace = self.namespace.of_epoch(epoch.name)
+                store = _open_store(self.options, self.namespace, self._pages.page_bytes, ())
+                self._store, self._epoch = store, epoch
+                logger.info("store of KV pages: namespace %s, %s", self.namespace.digest.hex()[:16], epoch.name)
+        except Exception:
+            self.traffic.fault("the store could not be opened for the new weights")
+        finally:
             forward_log()
 
     def get_stats(self) -> Any:
@@ -262,7 +314,7 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
     ) -> list[bool]:
         """`pages`: which of the host pool the addresses are of; None: of none."""
         assert self._pages is not None
-        begin = time.monotonic()
+        begin, epoch = time.monotonic(), runtime.weights.epoch
         lengths, timeout_s, stack = self._pages.lengths, self.options.get_timeout_s, self._stack
         if stack is not None:
             ticket = stack.submit_get(keys, prefix, addresses, pages, timeout_s=timeout_s)
@@ -271,7 +323,7 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
         self._wait(ticket, self.options.get_timeout_s, "read")
         outcomes = ticket.outcomes()
         num_read = _leading(outcomes)
-        if self._refuses():  # the weights changed meanwhile: what was read is of the old ones
+        if self._refuses() or runtime.weights.epoch != epoch:  # what was read is of the weights before
             num_read = 0
         self.traffic.read(num_read, int(lengths.sum()), time.monotonic() - begin)
         if num_read < len(outcomes):
@@ -322,7 +374,8 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
         return begins + self._pages.offsets_in_page
 
     def _refuses(self) -> bool:
-        return self._store is None or runtime.weights.changed_by is not None
+        weights = runtime.weights
+        return self._store is None or weights.changed_by is not None or weights.epoch != self._epoch
 
     def _reason(self) -> str:
         return f"weights changed ({runtime.weights.changed_by})" if runtime.weights.changed_by else "not open"
@@ -331,6 +384,12 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
         forward_log()
         if self.traffic.summary_is_due():
             self.traffic.log_summary(self._store.stats(), "so far")
+
+
+def _weight_version() -> str:
+    from sglang.srt.runtime_context import get_serving
+
+    return str(get_serving().weight_version)
 
 
 def forward_log() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,9 +20,11 @@ from sglang.srt.mem_cache.hicache_storage import (
 from test_host_pools import LAYOUTS, fill, mha_pair, mla_pair
 
 from sglang_tpusync import runtime
+from sglang_tpusync.config import Options
 from sglang_tpusync.errors import ConfigError, StorageError, UnsupportedError
 from sglang_tpusync.hicache import TpuSyncStorage
 from sglang_tpusync.hicache.pages import PageAddresses, key_bytes
+from sglang_tpusync.store import read_store
 
 PAGE = 16
 
@@ -222,6 +225,68 @@ def test_weights_that_change_during_a_read_make_it_a_miss(opened: Any, monkeypat
     monkeypatch.setattr(storage, "_wait", change_and_wait)
     assert storage.batch_get_v1(keys(1), slots(1)) == [False]
     assert storage.batch_exists(keys(1)) == 0
+
+
+def renewed(storage: TpuSyncStorage) -> TpuSyncStorage:
+    for _ in range(500):
+        if not storage._refuses():
+            return storage
+        time.sleep(0.02)
+    raise AssertionError("no store was opened for the new weights")
+
+
+def test_pages_of_other_weights_are_apart(opened: Any, tmp_path: Path) -> None:
+    pool = make_pool()
+    storage = opened(pool)
+    base = storage.namespace
+    storage.batch_set_v1(keys(1), slots(0))
+    for number in range(2):
+        runtime.weights.change("a test")
+        assert storage.batch_exists(keys(1)) == 0
+        storage.batch_set_v1(keys(1, "lost"), slots(1))
+        runtime.weights.flushed()
+        renewed(storage)
+        assert storage.namespace.digest != base.digest
+        assert storage.batch_exists(keys(1)) == storage.batch_exists(keys(1, "lost")) == 0
+        storage.batch_set_v1(keys(1, f"new {number}"), slots(2))
+        assert storage.batch_exists(keys(1, f"new {number}")) == 1
+        assert storage.batch_get_v1(keys(1, f"new {number}"), slots(3)) == [True]
+        assert torch.equal(flat(pool, 3), flat(pool, 2))
+    assert storage.batch_exists(keys(1, "new 0")) == 0
+    storage.close()
+    view = read_store(tmp_path / "store", Options())
+    assert [namespace.digest for namespace in view.namespaces] == [base.digest], "nobody can ask for the others again"
+    runtime.weights = runtime.Weights()
+    assert opened(pool).batch_exists(keys(1)) == 1
+
+
+def test_a_trusted_version_is_found_again(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = make_pool()
+    for number in range(2):
+        runtime.weights = runtime.Weights()
+        storage = opened(pool, trust_weight_version=True)
+        runtime.weights.change("a test")
+        runtime.weights.flushed("step 7")
+        renewed(storage)
+        assert storage.batch_exists(keys(1)) == number
+        storage.batch_set_v1(keys(1), slots(0))
+        storage.close()
+
+
+def test_an_epoch_that_ends_during_a_read_makes_it_a_miss(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = make_pool()
+    storage = opened(pool)
+    storage.batch_set_v1(keys(1), slots(0))
+    wait = storage._wait
+
+    def renew_and_wait(*arguments: Any) -> None:
+        wait(*arguments)
+        runtime.weights.change("a test")
+        runtime.weights.flushed()
+        renewed(storage)
+
+    monkeypatch.setattr(storage, "_wait", renew_and_wait)
+    assert storage.batch_get_v1(keys(1), slots(1)) == [False]
 
 
 def test_a_late_batch_is_waited_for_until_no_byte_can_move(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
