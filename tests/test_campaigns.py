@@ -26,7 +26,9 @@ def run_smoke(name: str, runs: int, tmp_path: Path) -> None:
     assert all(meets_goal(row) is not False for row in report.rows)
 
 
-@pytest.mark.parametrize(("name", "runs"), [("crash_store", 4), ("corrupt_store", 20), ("soak_store", 3)])
+@pytest.mark.parametrize(
+    ("name", "runs"), [("crash_store", 4), ("corrupt_store", 20), ("soak_store", 3), ("model_node", 12)]
+)
 def test_smoke(name: str, runs: int, tmp_path: Path) -> None:
     run_smoke(name, runs, tmp_path)
 
