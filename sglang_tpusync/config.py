@@ -32,6 +32,7 @@ __all__ = [
     "read_options",
     "seconds",
     "size_in_bytes",
+    "status_path_of",
     "store_path",
 ]
 
@@ -98,6 +99,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     host_pool_capacity: Size | None = None  # of all DRAM regions there; None: what the memory allows
     host_pool_reserve: Size = "1GiB"  # memory that DRAM regions leave to others
     spill: Literal["through", "selective", "lazy", "never"] = "through"  # which pages of a shared pool go to disk
+    status_path: str | None = None  # directory of what `tpusync top` reads; None: one of this user under /dev/shm
     ttl: int | float | str | None = None  # pages are misses so long after they were written; seconds, or '12h', '7d'
     latency_budget_s: float = 2.0  # of one transfer: a disk that is slower is left alone for a while
     trust_weight_version: bool = False  # SGLang's weight_version names weights, in every server of this model
@@ -175,6 +177,11 @@ def store_path(options: Options, environ: Mapping[str, str] | None = None) -> Pa
 def dram_path(options: Options) -> Path:
     """The directory of the node's DRAM regions, absolute."""
     return Path(options.host_pool_path or f"/dev/shm/sglang-tpusync-{os.getuid()}").expanduser().absolute()
+
+
+def status_path_of(options: Options) -> Path:
+    """The directory of the status files of this node's processes, absolute."""
+    return Path(options.status_path or f"/dev/shm/sglang-tpusync-status-{os.getuid()}").expanduser().absolute()
 
 
 def size_in_bytes(key: str, value: Size | None, file_system_bytes: int) -> int | None:
@@ -312,6 +319,6 @@ def _check(options: Options) -> None:
     for key in _SIZES:
         size_in_bytes(key, getattr(options, key), file_system_bytes=1)
     seconds("ttl", options.ttl)
-    for key in ("path", "host_pool_path", "fingerprint"):
+    for key in ("path", "host_pool_path", "status_path", "fingerprint"):
         if getattr(options, key) == "":
             raise ConfigError(f"option {key!r} = '': allowed is text that is not empty")

@@ -14,6 +14,7 @@ from sglang_tpusync.cli.demo import demo
 from sglang_tpusync.cli.doctor import doctor
 from sglang_tpusync.cli.layout import app as layout_app
 from sglang_tpusync.cli.store import clear, export_metrics, inspect, repair, verify
+from sglang_tpusync.cli.top import top
 from sglang_tpusync.errors import TpuSyncError
 
 __all__ = ["app", "main"]
@@ -32,6 +33,7 @@ app.command("verify")(verify)
 app.command("repair")(repair)
 app.command("clear")(clear)
 app.command("export-metrics")(export_metrics)
+app.command("top")(top)
 app.add_typer(bench_app, name="bench")
 app.add_typer(layout_app, name="layout")
 

@@ -24,12 +24,13 @@ from numpy.typing import NDArray
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolName, PoolTransferResult
 
 from sglang_tpusync import _core, runtime
-from sglang_tpusync.config import Options, read_options, seconds, size_in_bytes, store_path
+from sglang_tpusync.config import Options, read_options, seconds, size_in_bytes, status_path_of, store_path
 from sglang_tpusync.errors import UnsupportedError
 from sglang_tpusync.hicache.identity import Namespace, namespace_of
 from sglang_tpusync.hicache.pages import PageAddresses, buffers_of, key_bytes
 from sglang_tpusync.hicache.shared_pool import region_of
 from sglang_tpusync.hicache.traffic import Traffic
+from sglang_tpusync.observe import StatusWriter
 
 __all__ = ["TpuSyncStorage", "refuse_side_pool"]
 
@@ -105,6 +106,7 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
         self._epoch: runtime.Epoch | None = None  # of the weights that the store is open for
         self._renewal = threading.Lock()  # over opening and closing
         self._closed = False
+        self._status: StatusWriter | None = None
 
     # Set-up, in SGLang's order.
 
@@ -132,6 +134,7 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
         if self.options.trust_weight_version:
             runtime.weights.trust_versions(_weight_version())
         runtime.weights.listen(self._renew_soon)
+        self._status = StatusWriter(status_path_of(self.options), self._describe)
         forward_log()
         logger.info(
             "store of KV pages: namespace %s, %d bytes a page, in %s%s",
@@ -244,6 +247,8 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
     def close(self) -> None:
         """Idempotent. Writes the last summary line."""
         runtime.weights.unlisten(self._renew_soon)
+        if self._status is not None:
+            self._status.close()
         with self._renewal:
             self._closed = True
             self._close_store("at close")
@@ -308,6 +313,11 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
         own = {**self.traffic.counters(), "copies_redone": runtime.copies.num_redone}
         parts = [part for part in (self._store, self._region, self._stack) if part is not None]
         return {**own, **{name: value for part in parts for name, value in part.stats().items()}}
+
+    def _describe(self) -> tuple[str, str, str | None, dict[str, int | float | str]]:
+        assert self.namespace is not None
+        region = self._region.path if self._region is not None else None
+        return self.namespace.digest.hex(), str(store_path(self.options)), region, self.stats()
 
     def _get(
         self, keys: bytes, prefix: bytes, addresses: NDArray[np.uint64], pages: NDArray[np.int64] | None

@@ -17,7 +17,7 @@ _BATCHES_MAX = 4096  # kept between two polls of SGLang's metrics
 
 
 class Traffic:
-    """Counters of one backend. Thread-safe."""
+    """Counters of one backend, pages that were missed and refused also by reason. Thread-safe."""
 
     def __init__(self, summary_interval_s: float) -> None:
         self._interval_s = summary_interval_s
@@ -53,11 +53,11 @@ class Traffic:
 
     def missed(self, num_pages: int, reason: str) -> None:
         """Pages that a look-up promised and a read did not deliver."""
-        self._add(pages_missed=num_pages)
+        self._add(pages_missed=num_pages, **{f"pages_missed_{_slug(reason)}": num_pages})
         self._log_rarely(f"a read of KV pages ended early: {reason}")
 
     def refused(self, num_pages: int, reason: str) -> None:
-        self._add(pages_refused=num_pages)
+        self._add(pages_refused=num_pages, **{f"pages_refused_{_slug(reason)}": num_pages})
         self._log_rarely(f"writes of KV pages are refused: {reason}")
 
     def fault(self, what: str) -> None:
@@ -113,7 +113,7 @@ class Traffic:
     def _add(self, **amounts: int) -> None:
         with self._lock:
             for name, amount in amounts.items():
-                self._counters[name] += amount
+                self._counters[name] = self._counters.get(name, 0) + amount
 
     def _batch(self, kind: str, num_pages: int, num_bytes: int, seconds: float) -> None:
         with self._lock:
@@ -129,3 +129,8 @@ class Traffic:
                 self._logged_at[what] = now
         if not quiet:
             logger.warning("%s (said at most once in %d s)", what, _FAULT_LOG_INTERVAL_S, exc_info=with_traceback)
+
+
+def _slug(reason: str) -> str:
+    """What is in parentheses names a case, not a reason."""
+    return reason.partition(" (")[0].replace(" ", "_")

@@ -24,6 +24,7 @@ from sglang_tpusync.config import Options
 from sglang_tpusync.errors import ConfigError, StorageError, UnsupportedError
 from sglang_tpusync.hicache import TpuSyncStorage
 from sglang_tpusync.hicache.pages import PageAddresses, key_bytes
+from sglang_tpusync.observe import read_statuses
 from sglang_tpusync.store import read_store
 
 PAGE = 16
@@ -420,3 +421,18 @@ def test_the_core_speaks_through_the_logger(
     lines = [record for record in caplog.records if "does not hold what was written to it" in record.message]
     assert [record.levelname for record in lines] == ["WARNING"]
     assert "does not hold" not in capfd.readouterr().err
+
+
+def test_what_it_counts_is_published_while_it_is_open(opened: Any, tmp_path: Path) -> None:
+    pool = make_pool()
+    storage = opened(pool, status_path=str(tmp_path / "status"))
+    storage.batch_set_v1(keys(2), slots(0, 1))
+    assert storage.batch_exists(keys(3)) == 2
+    until = time.monotonic() + 30
+    while not (found := read_statuses(tmp_path / "status").found) or found[0].stats["pages_hit"] != 2:
+        assert time.monotonic() < until, found
+        time.sleep(0.05)
+    assert (found[0].namespace, found[0].store) == (storage.namespace.digest.hex(), str(tmp_path / "store"))
+    assert found[0].stats["entries"] == 2
+    storage.close()
+    assert read_statuses(tmp_path / "status").found == []
