@@ -9,6 +9,9 @@ namespace tpusync::host {
 namespace avx2 {
 void update(void* state, std::byte* to, const std::byte* from, std::size_t num_bytes);
 }
+namespace avx512 {
+void update(void* state, std::byte* to, const std::byte* from, std::size_t num_bytes);
+}
 #endif
 
 namespace {
@@ -18,16 +21,20 @@ struct Kernel {
   void (*update)(void*, std::byte*, const std::byte*, std::size_t);
 };
 
-Kernel choose_kernel() {
+// What this machine can run, the fastest first.
+std::vector<Kernel> make_kernels() {
+  std::vector<Kernel> kernels;
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2")) return {"avx2", &avx2::update};
+  if (__builtin_cpu_supports("avx512f")) kernels.push_back({"avx512", &avx512::update});
+  if (__builtin_cpu_supports("avx2")) kernels.push_back({"avx2", &avx2::update});
 #endif
-  return {"baseline", &baseline::update};
+  kernels.push_back({"baseline", &baseline::update});
+  return kernels;
 }
 
-const Kernel& kernel() {
-  static const Kernel chosen = choose_kernel();
-  return chosen;
+const std::vector<Kernel>& kernels() {
+  static const auto* const made = new std::vector<Kernel>(make_kernels());  // used by threads at exit, too
+  return *made;
 }
 
 }  // namespace
@@ -37,7 +44,8 @@ struct CheckedCopy::State {
   XXH3_state_t xxh;
 };
 
-CheckedCopy::CheckedCopy(std::uint64_t seed) : state_(std::make_unique<State>()) {
+CheckedCopy::CheckedCopy(std::uint64_t seed, std::size_t kernel)
+    : state_(std::make_unique<State>()), kernel_(kernel) {
   XXH3_INITSTATE(&state_->xxh);
   XXH3_64bits_reset_withSeed(&state_->xxh, seed);
 }
@@ -45,19 +53,21 @@ CheckedCopy::CheckedCopy(std::uint64_t seed) : state_(std::make_unique<State>())
 CheckedCopy::~CheckedCopy() = default;
 
 void CheckedCopy::copy(std::byte* to, std::span<const std::byte> from) {
-  kernel().update(&state_->xxh, to, from.data(), from.size());
+  kernels()[kernel_].update(&state_->xxh, to, from.data(), from.size());
 }
 
 void CheckedCopy::look(std::span<const std::byte> bytes) {
-  kernel().update(&state_->xxh, nullptr, bytes.data(), bytes.size());
+  kernels()[kernel_].update(&state_->xxh, nullptr, bytes.data(), bytes.size());
 }
 
 std::uint64_t CheckedCopy::value() const {
   return XXH3_64bits_digest(&state_->xxh);
 }
 
-const char* checksum_instructions() {
-  return kernel().name;
+std::vector<const char*> checksum_instructions() {
+  std::vector<const char*> names;
+  for (const Kernel& kernel : kernels()) names.push_back(kernel.name);
+  return names;
 }
 
 }  // namespace tpusync::host

@@ -1,17 +1,21 @@
-// Copies that know the checksum of what arrived: each chunk is summed up while the cache still holds it.
+// Copies that know the checksum of what arrived, at the speed of plain ones: each chunk is summed up while
+// the first-level cache holds it, and what is delivered does not pass through the caches where the machine
+// can do that.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 namespace tpusync::host {
 
 // Equal to base::checksum64 of the concatenated bytes. Thread-compatible.
 class CheckedCopy {
  public:
-  explicit CheckedCopy(std::uint64_t seed);
+  // `kernel`: an index into checksum_instructions(), for tests.
+  explicit CheckedCopy(std::uint64_t seed, std::size_t kernel = 0);
   CheckedCopy(const CheckedCopy&) = delete;
   CheckedCopy& operator=(const CheckedCopy&) = delete;
   ~CheckedCopy();
@@ -24,9 +28,10 @@ class CheckedCopy {
  private:
   struct State;
   std::unique_ptr<State> state_;
+  const std::size_t kernel_;
 };
 
-// "avx2" or "baseline": what the sums are computed with on this machine.
-const char* checksum_instructions();
+// What sums can be computed with on this machine, the fastest first, "baseline" last.
+std::vector<const char*> checksum_instructions();
 
 }  // namespace tpusync::host
