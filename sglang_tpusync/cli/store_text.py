@@ -116,6 +116,9 @@ def _print_namespace(console: Console, view: StoreView, namespace: NamespaceView
     console.print(f"\n[bold]{namespace.name}[/]  {escape(_model(namespace.identity))}")
     fields = namespace.identity or {}
     shown = [f"{key} {_compact(fields[key])}" for key in _WORTH_PRINTING if fields.get(key) is not None]
+    pool = fields.get("pool")  # of the KV pages: none
+    if isinstance(pool, dict):
+        shown.insert(0, f"pool {pool.get('name')}")
     if shown:
         console.print("  " + escape(", ".join(shown)))
     console.print(f"  {namespace.num_entries:,} entries, {size_text(namespace.disk_bytes)}")

@@ -19,7 +19,17 @@ import msgspec
 
 from sglang_tpusync.errors import ConfigError
 
-__all__ = ["FORMAT_VERSION", "Namespace", "Shard", "head_range", "namespace_of", "shard_of_process", "weights_digest"]
+__all__ = [
+    "FORMAT_VERSION",
+    "Namespace",
+    "Shard",
+    "draft_fields",
+    "head_range",
+    "layout_of",
+    "namespace_of",
+    "shard_of_process",
+    "weights_digest",
+]
 
 FORMAT_VERSION = 1  # of the fields and of the order of bytes in a page
 
@@ -107,12 +117,14 @@ def namespace_of(pool: Any, storage_config: Any, fingerprint: str | None) -> Nam
         "format": FORMAT_VERSION,
         "model": {"fingerprint": fingerprint} if fingerprint is not None else _model_fields(),
         "adapters": [] if fingerprint is not None else _adapter_fields(),
-        "draft": _draft_fields(pool, fingerprint),
+        "draft": draft_fields(
+            int(pool.layer_num) - int(getattr(pool, "target_layer_num", pool.layer_num)), fingerprint
+        ),
         "kv_dtype": str(pool.dtype),
         "page_size": int(pool.page_size),
         "layers": [int(pool.start_layer), int(pool.end_layer), int(pool.layer_num)],
         "heads": _heads_of(pool, storage_config),
-        "layout": _layout_of(pool),
+        "layout": layout_of(pool),
         "context": _context_shard(storage_config),
     }
     return Namespace(fields)
@@ -219,9 +231,8 @@ def _adapter_fields() -> list[dict[str, Any]]:
     return sorted(adapters, key=lambda adapter: str(adapter["name"]))
 
 
-def _draft_fields(pool: Any, fingerprint: str | None) -> dict[str, Any] | None:
-    """The draft model, where its layers are packed into the pages of the target."""
-    num_draft_layers = int(pool.layer_num) - int(getattr(pool, "target_layer_num", pool.layer_num))
+def draft_fields(num_draft_layers: int, fingerprint: str | None) -> dict[str, Any] | None:
+    """The draft model, where a page holds layers of it."""
     if num_draft_layers == 0:
         return None
     if fingerprint is not None:
@@ -258,7 +269,7 @@ def _total_kv_heads() -> int | None:
         return None
 
 
-def _layout_of(pool: Any) -> dict[str, Any]:
+def layout_of(pool: Any) -> dict[str, Any]:
     return {"order": str(pool.layout), "tag": pool.storage_format_tag, "class": _base_class(pool)}
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sglang_tpusync.errors import ConfigError, UnsupportedError
 
-__all__ = ["PageAddresses", "buffers_of", "key_bytes"]
+__all__ = ["FlatPages", "PageAddresses", "buffers_of", "key_bytes", "leading"]
 
 _KEY_HEX = 64  # a SHA-256 in hexadecimal
 
@@ -29,11 +29,67 @@ def key_bytes(keys: Sequence[str] | None) -> bytes:
 
 def buffers_of(pool: Any) -> list[tuple[int, int]]:
     """(address, bytes) of the memory of a host pool, as far as it shows it."""
-    buffers = pool.kv_buffer if isinstance(pool.kv_buffer, list | tuple) else [pool.kv_buffer]
+    shown = getattr(pool, "kv_buffer", None)
+    shown = pool.get_hybrid_pool_buffer() if shown is None else shown
+    buffers = shown if isinstance(shown, list | tuple) else [shown]
     return [(buffer.data_ptr(), buffer.numel() * buffer.element_size()) for buffer in buffers]
 
 
-class PageAddresses:
+def leading(outcomes: NDArray[np.uint8]) -> int:
+    """How many pages were read before the first that was not."""
+    bad = np.flatnonzero(outcomes)
+    return int(bad[0]) if len(bad) else len(outcomes)
+
+
+class _Pages:
+    """Which pages of a pool its token slots are."""
+
+    def __init__(self, pool: Any) -> None:
+        self.page_size = int(pool.page_size)
+        self.num_pages = int(pool.page_num)
+
+    def pages_of(self, host_indices: torch.Tensor, num_pages: int) -> NDArray[np.int64]:
+        """[num_pages], the numbers of the pages that `num_pages * page_size` token slots make up. Raises ValueError
+        for slots that are no whole pages.
+        """
+        slots = host_indices.detach().cpu().numpy().astype(np.int64, copy=False)
+        if slots.shape != (num_pages * self.page_size,):
+            raise ValueError(f"{slots.shape} slots for {num_pages} pages of {self.page_size}")
+        grid = slots.reshape(num_pages, self.page_size)
+        pages, rest = np.divmod(grid[:, 0], self.page_size)
+        if rest.any() or (grid != grid[:, :1] + np.arange(self.page_size)).any():
+            raise ValueError("slots of a page are not aligned and contiguous")
+        if num_pages and (pages.min() < 0 or pages.max() >= self.num_pages):
+            raise ValueError(f"a slot is outside the {self.num_pages} pages of the pool")
+        return np.ascontiguousarray(pages)
+
+
+class FlatPages(_Pages):
+    """Pages of a pool without addresses: the pool copies them itself, one flat tensor each."""
+
+    def __init__(self, pool: Any) -> None:
+        super().__init__(pool)
+        self._pool = pool
+        page = self.read(0)
+        self.page_bytes = page.numel()
+        self.lengths: NDArray[np.uint64] = np.array([self.page_bytes], dtype=np.uint64)
+        expected_bytes = int(pool.get_size_per_token()) * self.page_size
+        if self.page_bytes != expected_bytes:
+            raise UnsupportedError(
+                f"a page of {type(pool).__name__}: {self.page_bytes} bytes as a flat page, {expected_bytes} by size"
+            )
+        self._dtype = pool.get_data_page(0, flat=True).dtype
+
+    def read(self, page: int) -> torch.Tensor:
+        """A page as bytes; they may be the pool's own."""
+        flat = self._pool.get_data_page(page * self.page_size, flat=True)
+        return flat.contiguous().view(torch.uint8).reshape(-1)
+
+    def write(self, page: int, data: torch.Tensor) -> None:
+        self._pool.set_from_flat_data_page(page * self.page_size, data.view(self._dtype))
+
+
+class PageAddresses(_Pages):
     """The addresses of the pieces of each page of a host pool. Immutable.
 
     Pieces come in the order K of all layers, then V of all layers, so that the bytes of a page are those of the
@@ -42,8 +98,7 @@ class PageAddresses:
     """
 
     def __init__(self, pool: Any) -> None:
-        self.page_size = int(pool.page_size)
-        self.num_pages = int(pool.page_num)
+        super().__init__(pool)
         self._order = _canonical_order(pool)
         first, lengths = self._ask(pool, 0)
         second, _ = self._ask(pool, min(1, self.num_pages - 1))
@@ -55,23 +110,8 @@ class PageAddresses:
         self._verify(pool)
 
     def of(self, host_indices: torch.Tensor, num_pages: int) -> NDArray[np.uint64]:
-        """[num_pages, pieces] for `num_pages * page_size` token slots. Raises ValueError for slots that are no
-        whole pages.
-        """
+        """[num_pages, pieces] for `num_pages * page_size` token slots. Raises as `pages_of`."""
         return self.of_pages(self.pages_of(host_indices, num_pages).astype(np.uint64))
-
-    def pages_of(self, host_indices: torch.Tensor, num_pages: int) -> NDArray[np.int64]:
-        """[num_pages], the numbers of these pages in the pool. Raises as `of`."""
-        slots = host_indices.detach().cpu().numpy().astype(np.int64, copy=False)
-        if slots.shape != (num_pages * self.page_size,):
-            raise ValueError(f"{slots.shape} slots for {num_pages} pages of {self.page_size}")
-        grid = slots.reshape(num_pages, self.page_size)
-        pages, rest = np.divmod(grid[:, 0], self.page_size)
-        if rest.any() or (grid != grid[:, :1] + np.arange(self.page_size)).any():
-            raise ValueError("slots of a page are not aligned and contiguous")
-        if num_pages and (pages.min() < 0 or pages.max() >= self.num_pages):
-            raise ValueError(f"a slot is outside the {self.num_pages} pages of the pool")
-        return np.ascontiguousarray(pages)
 
     def of_pages(self, pages: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """[len(pages), pieces], for pages by number, unchecked."""

@@ -16,23 +16,24 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolName, PoolTransferResult
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolHitPolicy, PoolName, PoolTransferResult
 
 from sglang_tpusync import _core, runtime
 from sglang_tpusync.config import Options, read_options, seconds, size_in_bytes, status_path_of, store_path
 from sglang_tpusync.errors import UnsupportedError
 from sglang_tpusync.hicache.identity import Namespace, namespace_of
-from sglang_tpusync.hicache.pages import PageAddresses, buffers_of, key_bytes
+from sglang_tpusync.hicache.pages import PageAddresses, buffers_of, key_bytes, leading
 from sglang_tpusync.hicache.shared_pool import region_of
+from sglang_tpusync.hicache.side_pools import SidePool, restorable_lengths
 from sglang_tpusync.hicache.traffic import Traffic
 from sglang_tpusync.observe import StatusWriter
 
-__all__ = ["TpuSyncStorage", "refuse_side_pool"]
+__all__ = ["TpuSyncStorage"]
 
 logger = logging.getLogger("sglang_tpusync")
 
@@ -102,6 +103,7 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
         self._region: Any = None  # of the host pool, where it has one
         self._stack: Any = None  # over both; None without a region
         self._pages: PageAddresses | None = None
+        self._sides: dict[str, SidePool] = {}
         self.namespace: Namespace | None = None
         self._epoch: runtime.Epoch | None = None  # of the weights that the store is open for
         self._renewal = threading.Lock()  # over opening and closing
@@ -120,11 +122,9 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
         self._pages = PageAddresses(mem_pool_host)
         base = namespace_of(mem_pool_host, self._config, self.options.fingerprint)
         self._epoch = runtime.weights.epoch
-        self.namespace = base.of_epoch(self._epoch.name if self._epoch is not None else None)
+        self.namespace = base.of_epoch(self._epoch_name())
         forward_log()  # from here on they come to us
-        wish = self.options.register_memory
-        pinned = bool(getattr(mem_pool_host, "pin_memory", False))
-        memory = buffers_of(mem_pool_host) if {"always": True, "never": False, "auto": pinned}[wish] else []
+        memory = self._memory_to_register(mem_pool_host)
         self._store = _open_store(self.options, self.namespace, self._pages.page_bytes, memory)
         self._region = region_of(mem_pool_host, self._pages, self.namespace)
         if self._region is not None:
@@ -145,11 +145,39 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
         )
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
-        """Refuses any pool beside KV: a prefix without its other state must not be served."""
-        if str(host_pool_name) != str(PoolName.KV):
-            self.close()
-            refuse_side_pool(str(host_pool_name))
+        """Opens a store for the pages of a pool beside KV. One that is not known here is refused, and with it the
+        model: a prefix without its other state must not be served.
+        """
+        name = str(host_pool_name)
+        if name != str(PoolName.KV):
+            try:
+                self._open_side(SidePool(name, host_pool))
+            except Exception:
+                self.close()
+                raise
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
+
+    def _open_side(self, side: SidePool) -> None:
+        with self._renewal:
+            if self._closed or self.namespace is None:
+                raise UnsupportedError(f"host pool {side.name!r} comes before the pool of KV pages, or after the end")
+            base = self.namespace.of_epoch(None)
+            side.namespace = side.identify(base, self._config, self.options.fingerprint).of_epoch(self._epoch_name())
+            before = self._sides.get(side.name)
+            if before is not None:
+                before.close("replaced")
+            side.store = _open_store(
+                self.options, side.namespace, side.pages.page_bytes, self._memory_to_register(side.pool)
+            )
+            self._sides[side.name] = side
+        forward_log()
+        logger.info(
+            "store of pages of pool %r: namespace %s, %d bytes a page%s",
+            side.name,
+            side.namespace.digest.hex()[:16],
+            side.pages.page_bytes,
+            "" if self.options.host_pool == "private" else "; this pool is private to its process, pages are copied",
+        )
 
     # Interface v1: pages between the store and the host pool, without a copy.
 
@@ -218,26 +246,92 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
         self._put(key_bytes(keys), b"", self._flat(values, len(keys)), None)
         return True
 
-    # Interface v2: several pools at once. There is only one, see register_mem_host_pool_v2.
+    # Interface v2: several pools at once. A prefix is a hit where every pool has what it needs for it.
 
+    @_guarded(lambda keys: PoolTransferResult.empty())
     def batch_exists_v2(
         self, keys: Sequence[str], pool_transfers: Any = None, extra_info: Any = None
     ) -> PoolTransferResult:
-        if any(str(transfer.name) != str(PoolName.KV) for transfer in pool_transfers or ()):
-            return PoolTransferResult.empty()
-        return PoolTransferResult(self.batch_exists(keys, extra_info), {})
+        """The longest prefix that every pool can restore, and all lengths that they can. By pool: the longest that
+        it could by itself.
+        """
+        num_kv = self.batch_exists(keys, extra_info)
+        raw, prefix = key_bytes(keys[:num_kv]), _prefix(extra_info)
+        hits = {PoolName.KV: num_kv} if num_kv else {}
+        restorable = np.ones(num_kv + 1, dtype=np.bool_)
+        restorable[0] = False
+        needed: list[tuple[SidePool, int]] = []  # pools, and how many pages at the end they need
+        for transfer in pool_transfers or ():
+            if transfer.hit_policy == PoolHitPolicy.BLOCK_GROUPS:
+                continue  # no pool that is known here has it; it would never end the hit
+            side = self._sides.get(str(transfer.name))
+            if side is None or not restorable.any():
+                restorable[:] = False
+                break
+            tail = num_kv if transfer.hit_policy == PoolHitPolicy.ALL_PAGES else max(1, len(transfer.keys or ()))
+            own = restorable_lengths(side.contains(raw), transfer.hit_policy, tail)
+            boundary = int(np.flatnonzero(own)[-1])
+            side.traffic.queried(len(keys), boundary)
+            if boundary:
+                hits[transfer.name] = boundary
+            restorable &= own
+            needed.append((side, tail))
+        lengths = [int(length) for length in np.flatnonzero(restorable)]
+        final = lengths[-1] if lengths else 0
+        for side, tail in needed:
+            begin = max(0, final - tail)
+            begin_byte, end_byte = begin * _core.KEY_BYTES, final * _core.KEY_BYTES
+            found = side.touch(raw[begin_byte:end_byte], prefix + raw[:begin_byte])
+            if found < final - begin:  # gone meanwhile, or its disk is too slow just now
+                return PoolTransferResult(0, hits, [])
+        return PoolTransferResult(final, hits, lengths)
 
     def batch_get_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[str, list[bool]]:
-        return {transfer.name: self._transfer(self.batch_get_v1, transfer, extra_info, False) for transfer in transfers}
+        """By pool: True up to the first page that could not be read into its slot."""
+        return {
+            transfer.name: self.batch_get_v1(transfer.keys or [], transfer.host_indices, extra_info)
+            if str(transfer.name) == str(PoolName.KV)
+            else self._get_side(transfer.keys or [], str(transfer.name), transfer.host_indices, extra_info)
+            for transfer in transfers
+        }
 
     def batch_set_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[str, list[bool]]:
-        return {transfer.name: self._transfer(self.batch_set_v1, transfer, extra_info, True) for transfer in transfers}
+        """By pool: True for each page that is stored; in a pool beside KV a refused one is False."""
+        return {
+            transfer.name: self.batch_set_v1(transfer.keys or [], transfer.host_indices, extra_info)
+            if str(transfer.name) == str(PoolName.KV)
+            else self._set_side(transfer.keys or [], str(transfer.name), transfer.host_indices, extra_info)
+            for transfer in transfers
+        }
+
+    @_guarded(_all_missed)
+    def _get_side(self, keys: Sequence[str], name: str, indices: torch.Tensor, extra_info: Any) -> list[bool]:
+        side, epoch = self._sides.get(name), runtime.weights.epoch
+        if side is None or self._refuses():
+            return _all_missed(keys)
+        read = side.read(keys, _prefix(extra_info), indices, self.options.get_timeout_s, self._wait)
+        if self._refuses() or runtime.weights.epoch != epoch:  # what was read is of the weights before
+            return _all_missed(keys)
+        return read
+
+    @_guarded(_all_missed)
+    def _set_side(self, keys: Sequence[str], name: str, indices: torch.Tensor, extra_info: Any) -> list[bool]:
+        side = self._sides.get(name)
+        if side is None:
+            return _all_missed(keys)
+        if self._refuses():
+            side.traffic.refused(len(keys), self._reason())
+            return _all_missed(keys)
+        return side.write(keys, _prefix(extra_info), indices, self.options.put_timeout_s, self._wait)
 
     # Control.
 
     def clear(self) -> None:
-        """Drops every page of this namespace."""
+        """Drops every page of this namespace, and of those of the pools beside KV."""
         try:
+            for side in list(self._sides.values()):
+                if side.store is not None:
+                    logger.info("store of pages of pool %r cleared: %d pages dropped", side.name, side.store.clear())
             if self._store is not None:
                 num_dram, num_disk = self._stack.clear() if self._stack is not None else (0, self._store.clear())
                 logger.info("store of KV pages cleared: %d pages dropped, %d of DRAM", num_disk, num_dram)
@@ -256,6 +350,8 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
     def _close_store(self, when: str) -> None:
         store, self._store = self._store, None
         stack, self._stack = self._stack, None
+        for side in list(self._sides.values()):
+            side.close(when)
         if stack is not None:
             if not stack.flush(_LAST_SPILL_S):
                 logger.info("some pages stay in DRAM only: the disk did not take them in %.0f s", _LAST_SPILL_S)
@@ -271,9 +367,10 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
         """Nobody will ever ask for these pages again: the room is for others."""
         from sglang_tpusync.store import clear_regions, read_store
 
-        assert self.namespace is not None
         view = read_store(store_path(self.options), self.options, tables=False)
-        clear_regions(view, namespace=self.namespace.digest.hex()[:32])
+        for namespace in (self.namespace, *(side.namespace for side in list(self._sides.values()))):
+            assert namespace is not None
+            clear_regions(view, namespace=namespace.digest.hex()[:32])
 
     def _renew_soon(self) -> None:
         """Not on the caller's thread, which is the scheduler's: opening a store waits for the disk."""
@@ -294,8 +391,12 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
                     self._region = None
                 self._epoch = None  # of none, should the rest fail
                 self.namespace = self.namespace.of_epoch(epoch.name)
-                store = _open_store(self.options, self.namespace, self._pages.page_bytes, ())
-                self._store, self._epoch = store, epoch
+                self._store = _open_store(self.options, self.namespace, self._pages.page_bytes, ())
+                for side in list(self._sides.values()):
+                    assert side.namespace is not None
+                    side.namespace = side.namespace.of_epoch(epoch.name)
+                    side.store = _open_store(self.options, side.namespace, side.pages.page_bytes, ())
+                self._epoch = epoch
                 logger.info("store of KV pages: namespace %s, %s", self.namespace.digest.hex()[:16], epoch.name)
         except Exception:
             self.traffic.fault("the store could not be opened for the new weights")
@@ -310,8 +411,10 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
 
     def stats(self) -> dict[str, int | float | str]:
         """Counters of this backend and of its store, by name."""
-        own = {**self.traffic.counters(), "copies_redone": runtime.copies.num_redone}
+        own: dict[str, int | float | str] = {**self.traffic.counters(), "copies_redone": runtime.copies.num_redone}
         parts = [part for part in (self._store, self._region, self._stack) if part is not None]
+        for side in list(self._sides.values()):
+            own.update(side.stats())
         return {**own, **{name: value for part in parts for name, value in part.stats().items()}}
 
     def _describe(self) -> tuple[str, str, str | None, dict[str, int | float | str]]:
@@ -332,7 +435,7 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
             ticket = self._store.submit_get(keys, prefix, addresses, lengths, timeout_s=timeout_s)
         self._wait(ticket, self.options.get_timeout_s, "read")
         outcomes = ticket.outcomes()
-        num_read = _leading(outcomes)
+        num_read = leading(outcomes)
         if self._refuses() or runtime.weights.epoch != epoch:  # what was read is of the weights before
             num_read = 0
         self.traffic.read(num_read, int(lengths.sum()), time.monotonic() - begin)
@@ -368,11 +471,6 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
         while not ticket.wait(_LATE_LOG_INTERVAL_S):
             logger.warning("a batch of pages to %s is late: the disk does not answer", what)
 
-    def _transfer(self, method: Callable[..., list[bool]], transfer: Any, extra_info: Any, refused: bool) -> list[bool]:
-        if str(transfer.name) != str(PoolName.KV):
-            return [refused] * len(transfer.keys or ())
-        return method(transfer.keys or [], transfer.host_indices, extra_info)
-
     def _flat(self, tensors: Sequence[torch.Tensor], num_pages: int) -> NDArray[np.uint64]:
         """[num_pages, pieces] addresses in flat pages."""
         assert self._pages is not None
@@ -382,6 +480,13 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
                 raise ValueError(f"a flat page is not contiguous or not of {page_bytes} bytes")
         begins = np.array([tensor.data_ptr() for tensor in tensors], dtype=np.uint64).reshape(num_pages, 1)
         return begins + self._pages.offsets_in_page
+
+    def _memory_to_register(self, pool: Any) -> list[tuple[int, int]]:
+        wish, pinned = self.options.register_memory, bool(getattr(pool, "pin_memory", False))
+        return buffers_of(pool) if {"always": True, "never": False, "auto": pinned}[wish] else []
+
+    def _epoch_name(self) -> str | None:
+        return self._epoch.name if self._epoch is not None else None
 
     def _refuses(self) -> bool:
         weights = runtime.weights
@@ -406,13 +511,6 @@ def forward_log() -> None:
     """Lines of the core to the logger of this package."""
     for level, message in _core.take_log_lines():
         logger.log(logging.getLevelNamesMapping()[level.upper()], "%s", message)
-
-
-def refuse_side_pool(name: str) -> NoReturn:
-    raise UnsupportedError(
-        f"host pool {name!r} of this model cannot be stored yet; "
-        "only models whose whole state is the pool 'kv' are supported"
-    )
 
 
 def _open_store(options: Options, namespace: Namespace, page_bytes: int, memory: Sequence[tuple[int, int]]) -> Any:
@@ -446,9 +544,3 @@ def _file_system_bytes(path: Path) -> int:
 
 def _prefix(extra_info: Any) -> bytes:
     return key_bytes(getattr(extra_info, "prefix_keys", None))
-
-
-def _leading(outcomes: NDArray[np.uint8]) -> int:
-    """How many pages were read before the first that was not."""
-    bad = np.flatnonzero(outcomes)
-    return int(bad[0]) if len(bad) else len(outcomes)

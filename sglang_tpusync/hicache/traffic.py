@@ -19,7 +19,8 @@ _BATCHES_MAX = 4096  # kept between two polls of SGLang's metrics
 class Traffic:
     """Counters of one backend, pages that were missed and refused also by reason. Thread-safe."""
 
-    def __init__(self, summary_interval_s: float) -> None:
+    def __init__(self, summary_interval_s: float, what: str = "KV pages") -> None:
+        self._what = what
         self._interval_s = summary_interval_s
         self._lock = threading.Lock()
         self._counters = dict.fromkeys(
@@ -54,11 +55,11 @@ class Traffic:
     def missed(self, num_pages: int, reason: str) -> None:
         """Pages that a look-up promised and a read did not deliver."""
         self._add(pages_missed=num_pages, **{f"pages_missed_{_slug(reason)}": num_pages})
-        self._log_rarely(f"a read of KV pages ended early: {reason}")
+        self._log_rarely(f"a read of {self._what} ended early: {reason}")
 
     def refused(self, num_pages: int, reason: str) -> None:
         self._add(pages_refused=num_pages, **{f"pages_refused_{_slug(reason)}": num_pages})
-        self._log_rarely(f"writes of KV pages are refused: {reason}")
+        self._log_rarely(f"writes of {self._what} are refused: {reason}")
 
     def fault(self, what: str) -> None:
         """To be called while an exception is handled."""
@@ -95,8 +96,9 @@ class Traffic:
         c = self.counters()
         used = store.get("bytes_on_disk", 0)
         logger.info(
-            "store of KV pages %s: queried %d, hit %d, read %d pages (%.3f GB), stored %d (%.3f GB), "
+            "store of %s %s: queried %d, hit %d, read %d pages (%.3f GB), stored %d (%.3f GB), "
             "refused %d, missed %d, faults %d, on disk %.3f GB",
+            self._what,
             when,
             c["pages_queried"],
             c["pages_hit"],

@@ -77,7 +77,7 @@ def _choose_zero_copy(
     original: Callable[..., Any], controller: Any, storage_backend: str, *args: Any, **kwargs: Any
 ) -> Any:
     if storage_backend == BACKEND_NAME:
-        _refuse_side_pools(controller)
+        _refuse_unknown_pools(controller)
     result = original(controller, storage_backend, *args, **kwargs)
     if storage_backend == BACKEND_NAME:
         controller.page_get_func = controller._page_get_zero_copy
@@ -85,13 +85,13 @@ def _choose_zero_copy(
     return result
 
 
-def _refuse_side_pools(controller: Any) -> None:
+def _refuse_unknown_pools(controller: Any) -> None:
     """Before anything is attached: SGLang registers side pools when its threads run already."""
     for entry in getattr(controller.mem_pool_host, "entries", None) or ():
         if str(entry.name) != "kv":
-            from sglang_tpusync.hicache.storage import refuse_side_pool
+            from sglang_tpusync.hicache.side_pools import pages_of_side_pool
 
-            refuse_side_pool(str(entry.name))
+            pages_of_side_pool(str(entry.name), entry.host_pool)
 
 
 def _pass_prefix_keys(original: Callable[..., Any], attachment: Any, **kwargs: Any) -> Any:

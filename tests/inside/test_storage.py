@@ -313,15 +313,6 @@ def test_a_late_batch_is_waited_for_until_no_byte_can_move(opened: Any, monkeypa
     storage._store = real
 
 
-def test_a_side_pool_is_refused_by_name(tmp_path: Path) -> None:
-    pool = make_pool()
-    storage = TpuSyncStorage(storage_config(tmp_path / "s"), pool)
-    storage.register_mem_pool_host(pool)
-    with pytest.raises(UnsupportedError, match="'mamba'"):
-        storage.register_mem_host_pool_v2(pool, PoolName.MAMBA)
-    assert storage.batch_exists(keys(1)) == 0
-
-
 def test_a_pool_without_memory_is_refused(tmp_path: Path) -> None:
     storage = TpuSyncStorage(storage_config(tmp_path / "s"), {})
     with pytest.raises(UnsupportedError, match="no memory of its own"):

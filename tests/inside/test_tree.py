@@ -247,7 +247,7 @@ def test_changed_weights_stop_the_store_both_ways(trees: Any, tmp_path: Path) ->
     assert match_prefix(tree.cache, tokens).host_hit_length == 0
 
 
-def test_a_model_with_side_pools_is_refused_before_anything_is_attached(trees: Any, tmp_path: Path) -> None:
+def test_a_model_with_an_unknown_pool_is_refused_before_anything_is_attached(trees: Any, tmp_path: Path) -> None:
     tree = trees()
     tree.open(tmp_path / "store")
     tree.controller.detach_storage_backend()
