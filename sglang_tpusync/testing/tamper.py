@@ -99,6 +99,10 @@ class ClosedRegion:
             raw=raw,
         )
 
+    def flip_payload_byte(self, record: Record, at: int) -> None:
+        """Inverts one byte of a payload, and leaves its checksum alone."""
+        _flip(self.slots, record.slot * self.slot_bytes + at)
+
     def _record_checksum(self, raw: bytes, slot: int) -> int:
         return _checksum(raw[4:], self._seed + slot) & 0xFFFFFFFF
 
@@ -138,7 +142,7 @@ def replace_page(store: Path, key: bytes, by: bytes) -> None:
 def flip_payload_byte(store: Path, key: bytes, at: int) -> None:
     """Inverts one byte of a payload, and leaves its checksum alone."""
     region, record, _ = _find(store, key, key)
-    _flip(region.slots, record.slot * region.slot_bytes + at)
+    region.flip_payload_byte(record, at)
 
 
 def flip_record_byte(store: Path, key: bytes, at: int) -> None:
