@@ -11,9 +11,12 @@ namespace {
 constexpr int kSmoothing = 3;
 // All bands together speak for one as loudly as this many requests' worth of uses.
 constexpr double kPriorRequests = 4;
+// Uses of fewer requests than this teach nothing: a handful of conversations would decide for all that
+// follow.
+constexpr std::uint64_t kRequestsToLearnFrom = 32;
 // Where nothing is known, so many uses are expected per unit of log(age): half of what is seen at one age is
 // used again before it is four times as old. Any positive number gives the order of least recent use.
-constexpr double kRateUnknown = 0.5;
+constexpr float kRateUnknown = 0.5;
 constexpr double kRateMax = 20;
 
 double begin_of(int age) {
@@ -40,7 +43,10 @@ const std::array<Step, ReuseModel::kNumAges>& steps() {
 
 void ReuseModel::add_use(int band, int age) {
   ++num_uses_;
-  if (!in_request_) ++num_requests_;
+  if (!in_request_) {
+    ++num_requests_;
+    ++num_requests_ever_;
+  }
   in_request_ = true;
   ++bands_[band].uses[age];
   ++all_.uses[age];
@@ -69,7 +75,8 @@ void ReuseModel::refresh(double keep) {
 }
 
 void ReuseModel::compute_rates(Band& band, const Band* prior) const {
-  const double strength = kPriorRequests * (num_requests_ > 0 ? num_uses_ / num_requests_ : 1);
+  if (num_requests_ever_ < kRequestsToLearnFrom) return band.rate.fill(kRateUnknown);
+  const double strength = kPriorRequests * num_uses_ / num_requests_;
   double younger = kRateUnknown;
   for (int age = 0; age < kNumAges; ++age) {
     double uses = 0;

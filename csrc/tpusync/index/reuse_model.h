@@ -5,7 +5,7 @@
 // of the store since the page's last use, two steps per octave) the model counts the uses at that age and the
 // pages that got that old. Their quotient is the rate of use. Where a band has seen little, the rate over all
 // bands stands in, and where nobody has, that of the age before. Nothing here is fitted to a workload:
-// without data all rates fall with age, which is the order of least recent use.
+// without data, and before 32 requests used a page, worth falls with age: the order of least recent use.
 #pragma once
 
 #include <algorithm>
@@ -62,7 +62,8 @@ class ReuseModel {
   std::array<Band, kNumBands> bands_{};
   Band all_{};
   double num_uses_ = 0;
-  double num_requests_ = 0;  // that had a use
+  double num_requests_ = 0;  // that had a use; these two fade
+  std::uint64_t num_requests_ever_ = 0;
   bool in_request_ = false;
 };
 

@@ -57,6 +57,21 @@ TEST(ReuseModel, KnowingNothingPrefersWhatWasUsedLast) {
   }
 }
 
+TEST(ReuseModel, AFewRequestsTeachNothing) {
+  const ReuseModel unknowing;
+  ReuseModel model;
+  const int age = ReuseModel::age_step(4000);
+  for (int request = 0; request < 32; ++request) {
+    model.add_time(0, age, 1000);
+    model.refresh(1);
+    EXPECT_EQ(model.worth(0, age), unknowing.worth(0, age)) << request;
+    model.begin_request();
+    for (int i = 0; i < 1000; ++i) model.add_use(0, age);
+  }
+  model.refresh(1);
+  EXPECT_GT(model.worth(0, age), 2 * unknowing.worth(0, age));
+}
+
 TEST(ReuseModel, PagesThatAlwaysReturnLateAreWorthMoreTheOlderTheyAreUntilThen) {
   ReuseModel model;
   teach(model, 0, 10'000, 4000, 9'000);

@@ -113,6 +113,7 @@ TEST_F(Order, AScanDoesNotDisplaceWhatReturns) {
   std::uint64_t next_of_scan = 1'000'000;
   for (int round = 0; round < 400; ++round) {
     if (round == 200) num_hits = 0;
+    order_.begin_request();
     for (std::uint64_t i = 0; i < 100; ++i) use(i);
     for (int i = 0; i < 300; ++i) use(next_of_scan++);
   }
