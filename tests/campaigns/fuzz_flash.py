@@ -12,7 +12,7 @@ from sglang_tpusync.bench.report import Row
 from tests.campaigns.campaign import main
 from tests.campaigns.room_program import FUZZ_FLAGS, build_program, clang, fuzz
 
-ROOMS = ("base", "os", "index", "exec", "flash", "testing")
+ROOMS = ("base", "os", "index", "exec", "flash", "testing/sim_disk.cc")
 SEED_BYTES = 1 + 4096 + 24 * 64
 
 

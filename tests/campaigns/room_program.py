@@ -30,9 +30,12 @@ def clang() -> str:
 def build_program(
     compiler: str, main: str, rooms: Sequence[str], flags: Sequence[str], target: Path, libraries: Sequence[str] = ()
 ) -> Path:
-    """Compiles `main` (a path under csrc/) with all sources of the rooms to `target`."""
+    """Compiles `main` (a path under csrc/) with all sources of the rooms, or single ones, to `target`."""
     files = [ROOT / "csrc" / main]
     for room in rooms:
+        if room.endswith(".cc"):
+            files.append(SOURCES / room)
+            continue
         files += [file for file in (SOURCES / room).glob("*.cc") if not file.name.endswith("_test.cc")]
     command = [compiler, "-std=c++20", "-DFMT_HEADER_ONLY=1", f"-I{ROOT / 'csrc'}", *flags]
     objects = []
