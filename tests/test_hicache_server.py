@@ -12,6 +12,7 @@ import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -96,7 +97,13 @@ def test_a_prefix_outlives_a_crash_and_changed_weights_stop_the_store(model: Pat
         assert cold.cached_tokens == 0
         assert same(cold, ask(server, first))
         assert same(cold, ask_until_stored(server, first, 24 * PAGE))
+        pids = server.pids()
+        until = time.monotonic() + 60  # a status is written once a second
+        while not any(status["stats"]["pages_hit"] >= 24 for status in shown_by_top(pids)):
+            assert time.monotonic() < until, shown_by_top(pids)
+            time.sleep(0.2)
         server.kill()
+        assert shown_by_top(pids) == []
     with Server(model, args=by_dynamic(extra), timeout_s=START_TIMEOUT_S) as server:
         restarted = ask(server, first)
         assert from_store(restarted) == 24 * PAGE
@@ -124,6 +131,13 @@ def test_a_prefix_outlives_a_crash_and_changed_weights_stop_the_store(model: Pat
         again = ask(server, second)
         assert from_store(again) == 24 * PAGE
         assert same(cold_second, again)
+
+
+def shown_by_top(pids: Sequence[int]) -> list[dict[str, Any]]:
+    """What `tpusync top` says of these processes."""
+    command = [sys.executable, "-c", "from sglang_tpusync.cli.main import main; main()", "top", "--json"]
+    found = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)["found"]
+    return [status for status in found if status["process_id"] in pids]
 
 
 def last_summary(server: Server) -> str:
