@@ -143,12 +143,16 @@ def test_a_directory_that_others_write_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_description_that_raises_ends_the_file_only(tmp_path: Path) -> None:
+def test_a_description_that_raises_ends_the_file_only_and_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def broken() -> tuple[str, str, str | None, dict[str, int | float | str]]:
         raise RuntimeError("no")
 
     StatusWriter(tmp_path / "status", broken).close()
     assert read_statuses(tmp_path / "status").found == []
+    (record,) = caplog.records
+    assert (record.levelname, record.getMessage().rpartition(": R")[2]) == ("WARNING", "untimeError: no")
 
 
 def test_nothing_is_made_by_looking(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ class StatusWriter:
             while not self._ended.wait(_PERIOD_S):
                 self._write()
         except Exception as error:
-            logger.info("no status for `tpusync top` in %s: %s", self._directory, error)
+            logger.warning("`tpusync top` does not show this store from here on: %s: %s", type(error).__name__, error)
         finally:
             with contextlib.suppress(OSError):
                 self._file.unlink(missing_ok=True)

@@ -16,9 +16,8 @@ from sglang_tpusync.bench.report import Row
 from sglang_tpusync.bench.serving.prompts import prompt_ids
 from sglang_tpusync.testing.models import build_model
 from sglang_tpusync.testing.server import Generation, Server, ServerError
-from tests.campaigns.campaign import bound, fraction, main
+from tests.campaigns.campaign import bound, disk, fraction, main
 
-ROOT = Path(__file__).parents[2]
 PROMPT_TOKENS = 512
 WARM_UP_CYCLES = 10
 ADMIN_KEY = "campaign"
@@ -29,7 +28,7 @@ GROWTH_MAX_MIB = 48.0  # of resident memory of all processes together: allocator
 def run(seed: int, runs: int) -> list[Row]:
     prompt = prompt_ids(seed, "again", num_tokens=PROMPT_TOKENS)
     same, first, usages = 0, None, []
-    with tempfile.TemporaryDirectory(dir=ROOT / "build") as directory:
+    with tempfile.TemporaryDirectory(dir=disk()) as directory:
         arguments = ["--enable-hierarchical-cache", "--hicache-ratio", "2", "--max-total-tokens", "4096"]
         arguments += ["--admin-api-key", ADMIN_KEY]
         arguments += ["--hicache-storage-prefetch-policy", "wait_complete"]

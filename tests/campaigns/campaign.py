@@ -15,7 +15,7 @@ from pathlib import Path
 from sglang_tpusync.bench.host import describe_host
 from sglang_tpusync.bench.report import Row, meets_goal, write_report
 
-__all__ = ["as_count", "bound", "build_target", "fraction", "main"]
+__all__ = ["ROOT", "as_count", "bound", "build_target", "disk", "fraction", "main"]
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -45,6 +45,13 @@ def build_target(name: str) -> Path:
     subprocess.run(["cmake", "-S", ROOT, "-B", directory, *options], check=True, stdout=subprocess.DEVNULL)
     subprocess.run(["cmake", "--build", directory, "--target", name], check=True, stdout=subprocess.DEVNULL)
     return directory / name
+
+
+def disk() -> Path:
+    """A directory on a disk rather than in memory."""
+    place = ROOT / "build"
+    place.mkdir(exist_ok=True)
+    return place
 
 
 def bound(case: str, value: float, unit: str, most: float) -> Row:

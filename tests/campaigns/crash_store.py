@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sglang_tpusync._core import FlashStore
 from sglang_tpusync.bench.report import Row
-from tests.campaigns.campaign import as_count, fraction, main
+from tests.campaigns.campaign import as_count, disk, fraction, main
 from tests.campaigns.pages import PAGE_BYTES, chain_keys, get, num_files, open_store, put, stored_keys
 
 CHAINS_PER_RUN = 400
@@ -25,7 +25,7 @@ def run(seed: int, runs: int) -> list[Row]:
     """Even runs in a store that evicts nothing, odd ones in a store that evicts all the time."""
     choice = random.Random(seed)
     tallies = {AMPLE_BYTES: _Tally(), SCARCE_BYTES: _Tally()}
-    with tempfile.TemporaryDirectory(dir=_disk()) as directory:
+    with tempfile.TemporaryDirectory(dir=disk()) as directory:
         for number in range(runs):
             capacity = (AMPLE_BYTES, SCARCE_BYTES)[number % 2]
             tally, path = tallies[capacity], Path(directory) / str(capacity)
@@ -157,13 +157,6 @@ def _read(store: FlashStore, recent: list[bytes]) -> None:
 
 def _say(verb: str, keys: list[bytes]) -> None:
     print(verb, *(key.hex() for key in keys), flush=True)
-
-
-def _disk() -> Path:
-    """A directory on a disk rather than in memory."""
-    place = Path.cwd() / "build"
-    place.mkdir(exist_ok=True)
-    return place
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 )
 
 from sglang_tpusync.bench.report import Row
-from tests.campaigns.campaign import as_count, fraction, main
+from tests.campaigns.campaign import as_count, disk, fraction, main
 from tests.campaigns.node_process import NUM_SLOTS, Node, Pages
 
 NUM_CHAINS = 3
@@ -74,7 +74,7 @@ class NodeMachine(RuleBasedStateMachine):
     @initialize()
     def open(self) -> None:
         counts.histories += 1
-        self.directory = Path(tempfile.mkdtemp(dir=_disk()))
+        self.directory = Path(tempfile.mkdtemp(dir=disk()))
         (self.directory / "dram").mkdir(mode=0o700)
         self.nodes = [Node(self.directory), Node(self.directory)]
         self.held = [Holdings(), Holdings()]
@@ -253,13 +253,6 @@ def run(seed_: int, runs: int) -> list[Row]:
         as_count("pages read back right", [counts.read]),
         as_count("pages promised and kept", [counts.promised]),
     ]
-
-
-def _disk() -> Path:
-    """A directory on a disk rather than in memory."""
-    place = Path.cwd() / "build"
-    place.mkdir(exist_ok=True)
-    return place
 
 
 if __name__ == "__main__":

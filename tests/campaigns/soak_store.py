@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sglang_tpusync._core import FlashStore
 from sglang_tpusync.bench.report import Row
-from tests.campaigns.campaign import as_count, bound, fraction, main
+from tests.campaigns.campaign import as_count, bound, disk, fraction, main
 from tests.campaigns.pages import PAGE_BYTES, chain_keys, disk_bytes, get, open_store, put
 
 CAPACITY_BYTES = 128 << 20
@@ -22,7 +22,7 @@ def run(seed: int, runs: int) -> list[Row]:
     choice = random.Random(seed)
     pages_of_cap = CAPACITY_BYTES // PAGE_BYTES
     wrong = served = over = looks = 0
-    with tempfile.TemporaryDirectory(dir=_disk()) as directory:
+    with tempfile.TemporaryDirectory(dir=disk()) as directory:
         path = Path(directory)
         store = open_store(path, capacity_bytes=CAPACITY_BYTES)
         chain = 0
@@ -75,12 +75,6 @@ def _written_bytes() -> int:
     """What this process has sent to block devices, page cache included once it is dirty."""
     fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(fields["write_bytes"])
-
-
-def _disk() -> Path:
-    place = Path.cwd() / "build"
-    place.mkdir(exist_ok=True)
-    return place
 
 
 if __name__ == "__main__":
