@@ -76,6 +76,11 @@ class SidePool:
             self.traffic.log_summary(store.stats(), when)
             store.close()
 
+    def clear(self) -> int:
+        """Drops all pages; answers how many there were. None while the store is opened anew for other weights."""
+        store = self.store
+        return int(store.clear()) if store is not None else 0
+
     def contains(self, keys: bytes) -> NDArray[np.bool_]:
         return np.asarray(self.store.contains(keys), dtype=np.bool_)
 

@@ -330,8 +330,7 @@ class TpuSyncStorage(HiCacheStorage):  # type: ignore[misc]
         """Drops every page of this namespace, and of those of the pools beside KV."""
         try:
             for side in list(self._sides.values()):
-                if side.store is not None:
-                    logger.info("store of pages of pool %r cleared: %d pages dropped", side.name, side.store.clear())
+                logger.info("store of pages of pool %r cleared: %d pages dropped", side.name, side.clear())
             if self._store is not None:
                 num_dram, num_disk = self._stack.clear() if self._stack is not None else (0, self._store.clear())
                 logger.info("store of KV pages cleared: %d pages dropped, %d of DRAM", num_disk, num_dram)

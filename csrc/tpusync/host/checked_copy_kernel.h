@@ -16,8 +16,7 @@ inline void forget_where_it_came_from() {
 }
 
 #if defined(TPUSYNC_STREAM)
-constexpr std::size_t kChunkBytes =
-    2048;  // what is staged and what is fetched ahead stay in the first-level cache
+constexpr std::size_t kChunkBytes = 2048;  // one staged and one fetched ahead stay in the first-level cache
 constexpr std::size_t kLineBytes = 64;
 constexpr std::size_t kVectorBytes = 32;
 
