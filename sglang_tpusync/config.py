@@ -79,7 +79,14 @@ _DURATION_ALLOWED = "a number of seconds from 1 on, or text such as '90m', '12h'
 
 Size = int | float | str
 
-_SIZES = ("capacity", "floor", "write_budget_per_day", "host_pool_capacity", "host_pool_reserve")
+_SIZES = (
+    "capacity",
+    "floor",
+    "write_budget_per_day",
+    "host_pool_capacity",
+    "host_pool_reserve",
+    "transfer_rate_per_s",
+)
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -109,6 +116,15 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     summary_interval_s: float = 60.0  # between two summary lines in the log; 0: only at close
     copy_threads: int = 2  # of the copies between device and host memory
     copy_timeout_s: float = 60.0  # of one copy between device and host memory
+    transfer_secret_file: str | None = None  # the same random bytes on all servers: docs/deployment.md
+    transfer_allow_unauthenticated: bool = False  # KV transfer beyond loopback without a secret
+    transfer_bind: list[str] | None = None  # "address:port" on which a decode rank takes KV; None: its host
+    transfer_streams: int = 4  # TCP streams from a prefill rank to a decode rank
+    transfer_io_threads: int = 1  # of the KV transfer of one rank
+    transfer_same_host: bool = True  # fetch KV from the memory of a prefill rank on this host instead of receiving it
+    transfer_checksum: bool = True  # of KV that goes through a socket
+    transfer_rate_per_s: Size | None = None  # bytes that a prefill rank sends at most; None: no limit
+    transfer_silence_s: float = 2.0  # a peer that says nothing for so long is lost
     native_copies: bool = True  # copies between device and host memory by this package, where SGLang has none (CPU)
 
 
@@ -121,6 +137,9 @@ _RANGES: dict[str, tuple[float, float]] = {
     "summary_interval_s": (0, 86400),
     "copy_threads": (1, 64),
     "copy_timeout_s": (0.001, 3600),
+    "transfer_streams": (1, 64),
+    "transfer_io_threads": (1, 64),
+    "transfer_silence_s": (0.1, 3600),
 }
 
 
@@ -319,6 +338,6 @@ def _check(options: Options) -> None:
     for key in _SIZES:
         size_in_bytes(key, getattr(options, key), file_system_bytes=1)
     seconds("ttl", options.ttl)
-    for key in ("path", "host_pool_path", "status_path", "fingerprint"):
+    for key in ("path", "host_pool_path", "status_path", "fingerprint", "transfer_secret_file"):
         if getattr(options, key) == "":
             raise ConfigError(f"option {key!r} = '': allowed is text that is not empty")

@@ -18,11 +18,11 @@ from sglang_tpusync.config import BACKEND_NAME, read_environment, read_options, 
 from sglang_tpusync.errors import HookError
 from sglang_tpusync.hooks import VERSIONS_TESTED, hooks, sglang_version
 
-__all__ = ["activate", "check_use", "named_on", "warn_if_untested"]
+__all__ = ["activate", "check_transfer", "check_use", "named_on", "warn_if_untested"]
 
 logger = logging.getLogger("sglang_tpusync")
 
-_FLAG = "--hicache-storage-backend"
+_FLAGS = ("--hicache-storage-backend", "--disaggregation-transfer-backend")
 
 
 def activate() -> None:
@@ -44,9 +44,9 @@ def activate() -> None:
 
 
 def named_on(arguments: Sequence[str]) -> bool:
-    """Whether a command line asks for this backend by name."""
-    pairs = itertools.pairwise(arguments)
-    return f"{_FLAG}={BACKEND_NAME}" in arguments or (_FLAG, BACKEND_NAME) in pairs
+    """Whether a command line asks for a backend of ours by name."""
+    pairs = list(itertools.pairwise(arguments))
+    return any(f"{flag}={BACKEND_NAME}" in arguments or (flag, BACKEND_NAME) in pairs for flag in _FLAGS)
 
 
 def check_use(options: Mapping[str, Any] | str | None) -> None:
@@ -54,6 +54,13 @@ def check_use(options: Mapping[str, Any] | str | None) -> None:
     tested.
     """
     store_path(read_options(options))
+    warn_if_untested()
+
+
+def check_transfer() -> None:
+    """To be called where the name is used for KV transfer: raises HookError, ConfigError."""
+    hooks.require("transfer")
+    read_options(None)
     warn_if_untested()
 
 

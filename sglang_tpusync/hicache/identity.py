@@ -142,11 +142,11 @@ def head_range(rank: int, size: int, total: int) -> tuple[int, int]:
     return head, head + 1
 
 
-def weights_digest(path: str) -> str:
+def weights_digest(path: str, *, times: bool = True) -> str:
     """SHA-256 over names, sizes, times and headers of the files that make up a model or adapter at `path`.
 
-    `path` is a directory, a file, or the name of a repository in the local Hugging Face cache. Raises ConfigError
-    otherwise.
+    Without `times` copies of a model on two hosts have one digest. `path` is a directory, a file, or the name of a
+    repository in the local Hugging Face cache. Raises ConfigError otherwise.
     """
     where = _local_path(path)
     files = [where] if where.is_file() else sorted(_weight_files(where))
@@ -156,7 +156,8 @@ def weights_digest(path: str) -> str:
     root = where.parent if where.is_file() else where
     for file in files:
         stat = file.stat()
-        digest.update(f"{file.relative_to(root)}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+        changed = stat.st_mtime_ns if times else ""
+        digest.update(f"{file.relative_to(root)}\0{stat.st_size}\0{changed}\0".encode())
         digest.update(hashlib.sha256(_header_bytes(file)).digest())
     return digest.hexdigest()
 

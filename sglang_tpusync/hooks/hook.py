@@ -25,7 +25,7 @@ __all__ = ["Around", "Hook", "Hooks", "Need", "around", "instead", "registers", 
 
 logger = logging.getLogger("sglang_tpusync")
 
-Need = Literal["cli", "name", "copies", "weights"]
+Need = Literal["cli", "name", "copies", "weights", "transfer"]
 Around = Callable[..., Any]  # (original, *args, **kwargs) -> result
 _MARK = "__tpusync_hook__"
 _WITHOUT_HOOK = "; `--hicache-storage-backend dynamic` works without this hook"
@@ -39,7 +39,7 @@ class Hook(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     module: str  # the module whose loading triggers it
     attribute: str  # what it changes there
-    need: Need  # what breaks without it: the command line, the backend name, device<->host copies, the weight guard
+    need: Need  # what breaks without it: command line, backend name, device<->host copies, weight guard, KV transfer
     does: str
     why: str
     until: str  # the change in SGLang that makes it unnecessary

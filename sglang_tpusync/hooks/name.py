@@ -28,8 +28,8 @@ def _add_cli_choice(original: Callable[..., Any], parser: Any, cls: Any, **kwarg
 
 
 def _resolve_one_flag(server_args: Any, previous: Callable[[Any], None]) -> None:
-    """A resolution step of SGLang: our name turns the hierarchical cache on, and its options are checked here
-    already.
+    """A resolution step of SGLang: our name turns the hierarchical cache on, and the options of both backends are
+    checked here already.
     """
     from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 
@@ -41,6 +41,10 @@ def _resolve_one_flag(server_args: Any, previous: Callable[[Any], None]) -> None
         if not given.enable_hierarchical_cache and not given.disaggregation_decode_enable_offload_kvcache:
             declare_resolution(server_args, "sglang_tpusync", enable_hierarchical_cache=True)
             logger.info("--hicache-storage-backend %s implies --enable-hierarchical-cache", BACKEND_NAME)
+    if given.disaggregation_transfer_backend == BACKEND_NAME and given.disaggregation_mode in ("prefill", "decode"):
+        from sglang_tpusync.plugin import check_transfer
+
+        check_transfer()
     previous(server_args)
 
 
