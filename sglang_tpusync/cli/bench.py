@@ -16,6 +16,7 @@ __all__ = ["BENCHES", "app"]
 BENCHES: dict[str, str] = {
     "evict": "sglang_tpusync.cli.bench_evict:evict",
     "layout": "sglang_tpusync.cli.bench_layout:layout",
+    "pd": "sglang_tpusync.cli.bench_pd:pd",
     "serving": "sglang_tpusync.cli.bench_serving:serving",
     "store": "sglang_tpusync.cli.bench_store:store",
     "tiers": "sglang_tpusync.cli.bench_tiers:tiers",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import ipaddress
+import itertools
 import logging
 import os
 import threading
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import requests
 import zmq
 from sglang.srt.disaggregation.base.conn import KVPoll
 from sglang.srt.disaggregation.common.conn import (
@@ -52,7 +54,9 @@ _TAG = b"TPUSYNC"
 _SEND_TIMEOUT_MS = 2000
 _LOOKUP_WAIT_S = 0.2  # of the scheduler, once per prefill server
 _REFUSAL_S = 5.0  # for which a prefill server that does not fit is not asked again
-_UNCLAIMED_MAX = 65536
+_GIVEN_UP_S = 60.0  # for which a room that is not known yet is remembered as given up
+_ROOMS_MAX = 65536
+_RANKS_MAX = 4096
 _NOTICES_MAX = 1024
 
 Rank = tuple[str, int]  # host and port of a control socket
@@ -242,6 +246,8 @@ class TpuSyncKVManager(CommonKVManager):  # type: ignore[misc]
         self._room_lock = threading.Lock()
         self._owners: dict[int, TpuSyncKVSender] = {}
         self._unclaimed: OrderedDict[int, float] = OrderedDict()  # rooms that only decode has spoken of, and since when
+        self._given_up: OrderedDict[int, float] = OrderedDict()  # by decode before any request of ours had them
+        self._released: OrderedDict[int, None] = OrderedDict()  # lately: an abort of these comes too late
         self._sendings: dict[int, Sending] = {}
         self._notifier = concurrent.futures.ThreadPoolExecutor(4, thread_name_prefix="tpusync-status")
         self.courier = Courier(
@@ -262,11 +268,17 @@ class TpuSyncKVManager(CommonKVManager):  # type: ignore[misc]
             self._unclaimed.pop(room, None)
             return True
 
+    def was_given_up(self, room: int) -> bool:
+        """Whether decode gave a room up a moment before this server had a request for it."""
+        with self._room_lock:
+            return time.monotonic() - self._given_up.pop(room, -_GIVEN_UP_S) < _GIVEN_UP_S
+
     def release(self, room: int) -> None:
         """The sender is done with its room."""
         with self._room_lock:
             self._owners.pop(room, None)
             sending = self._sendings.pop(room, None)
+            _remember(self._released, room, None)
         if sending is not None:
             self.courier.drop(sending)
 
@@ -432,7 +444,7 @@ class TpuSyncKVManager(CommonKVManager):  # type: ignore[misc]
         self._unclaimed[room] = now
         while self._unclaimed:
             oldest, since = next(iter(self._unclaimed.items()))
-            if len(self._unclaimed) <= _UNCLAIMED_MAX and now - since < self.bootstrap_timeout:
+            if len(self._unclaimed) <= _ROOMS_MAX and now - since < self.bootstrap_timeout:
                 return
             del self._unclaimed[oldest]
             self.transfer_infos.pop(oldest, None)
@@ -442,6 +454,8 @@ class TpuSyncKVManager(CommonKVManager):  # type: ignore[misc]
     def _on_abort(self, room: int) -> None:
         with self._room_lock:
             current = self.request_status.get(room)
+            if current is None and room not in self._released:
+                _remember(self._given_up, room, time.monotonic())
             if current is None or current == KVPoll.Success:
                 return
             self.record_failure(room, "the decode server gave the request up")
@@ -465,9 +479,11 @@ class TpuSyncKVManager(CommonKVManager):  # type: ignore[misc]
         self._start_heartbeat_checker_thread()
 
     def try_ensure_parallel_info(self, bootstrap_addr: str) -> bool:
-        """Never raises, and never waits for a server that does not answer. What does not fit is refused by request."""
-        if bootstrap_addr in self.prefill_info_table or self.misfit(bootstrap_addr) is not None:
+        """Never raises, and never waits for a server that does not answer. What does not fit fails its requests."""
+        if bootstrap_addr in self.prefill_info_table:
             return True
+        if self._refuse_misfit(bootstrap_addr):
+            return False
         lookup = self._lookups.get(bootstrap_addr)
         if lookup is None:
             lookup = self._executor.submit(self._look_up, bootstrap_addr)
@@ -477,7 +493,7 @@ class TpuSyncKVManager(CommonKVManager):  # type: ignore[misc]
         except concurrent.futures.TimeoutError:
             return False
         del self._lookups[bootstrap_addr]
-        return found
+        return found and not self._refuse_misfit(bootstrap_addr)
 
     def _look_up(self, bootstrap_addr: str) -> bool:
         try:
@@ -488,13 +504,37 @@ class TpuSyncKVManager(CommonKVManager):  # type: ignore[misc]
             self._notice(f"prefill server {bootstrap_addr} does not fit this decode server: {reason}")
             return True
 
-    def misfit(self, bootstrap_addr: str) -> str | None:
-        """Why a prefill server cannot serve this one, if that was found out just now."""
+    def _refuse_misfit(self, bootstrap_addr: str) -> bool:
+        """Whether a prefill server cannot serve this one, as was found out just now: then its requests fail with it."""
         since, reason = self._misfits_at.get(bootstrap_addr, (0.0, ""))
         if not reason or time.monotonic() - since > _REFUSAL_S:
             self._misfits_at.pop(bootstrap_addr, None)
-            return None
-        return reason
+            return False
+        for room in list(self.addr_to_rooms_tracker.get(bootstrap_addr, ())):
+            if self.request_status.get(room) == KVPoll.Bootstrapping:
+                self.fail(room, reason)
+                if self.attn_tp_rank == 0:
+                    self._executor.submit(self._give_up_at, bootstrap_addr, room)
+        return True
+
+    def _give_up_at(self, bootstrap_addr: str, room: int) -> None:
+        """Tells every rank of a prefill server that its request has no decode server."""
+
+        def route(dp: int, cp: int, tp: int, pp: int) -> dict[str, Any]:
+            ranks = f"prefill_dp_rank={dp}&prefill_cp_rank={cp}&target_tp_rank={tp}&target_pp_rank={pp}"
+            answer = requests.get(f"http://{bootstrap_addr}/route?{ranks}", timeout=5)
+            answer.raise_for_status()
+            return dict(answer.json())
+
+        message = AbortNotification(room=room, decode_ip=self.local_ip, decode_port=self.rank_port).to_zmq()
+        try:
+            info = route(-1, -1, -1, -1)
+            sizes = [int(info[name]) for name in ("dp_size", "attn_cp_size", "attn_tp_size", "pp_size")]
+            for ranks in itertools.islice(itertools.product(*map(range, sizes)), _RANKS_MAX):
+                where = _address_in(route(*ranks))
+                self._send_multipart_locked(where.to_tcp(), message, is_ipv6=where.is_ipv6)
+        except Exception as error:
+            self._notice(f"prefill server {bootstrap_addr} could not be told that a request is refused: {error}")
 
     def _resolve_rank_mapping(self, info: Any) -> None:
         ours, theirs = self.attn_tp_size, int(info.attn_tp_size)
@@ -671,6 +711,9 @@ class TpuSyncKVSender(CommonKVSender):  # type: ignore[misc]
         self._is_owner = mgr.claim(bootstrap_room, self)
         if self._is_owner:
             super().__init__(mgr, bootstrap_addr, bootstrap_room, req_has_disagg_prefill_dp_rank)
+            if mgr.was_given_up(bootstrap_room):
+                mgr.record_failure(bootstrap_room, "the decode server gave the request up")
+                mgr.update_status(bootstrap_room, KVPoll.Failed)
             return
         self.kv_mgr, self.bootstrap_room = mgr, bootstrap_room
         self.conclude_state = KVPoll.Failed
@@ -715,16 +758,12 @@ class TpuSyncKVReceiver(CommonKVReceiver):  # type: ignore[misc]
     def init(self, prefill_dp_rank: int) -> None:
         if self._is_duplicate:
             return
-        reason = self.kv_mgr.misfit(self.bootstrap_addr)
-        if reason is None:
-            try:
-                super().init(prefill_dp_rank)
-            except Exception as error:
-                logger.exception("room %s could not be opened", self.bootstrap_room)
-                reason = f"the answers of bootstrap server {self.bootstrap_addr} are of no use: {error}"
-        if reason is not None:
-            self._give_up(reason)
-        elif self.conclude_state is None and self.bootstrap_infos:
+        try:
+            super().init(prefill_dp_rank)
+        except Exception as error:
+            logger.exception("room %s could not be opened", self.bootstrap_room)
+            self._give_up(f"the answers of bootstrap server {self.bootstrap_addr} are of no use: {error}")
+        if self.conclude_state is None and self.bootstrap_infos:
             ranks = frozenset((info["rank_ip"], int(info["rank_port"])) for info in self.bootstrap_infos)
             self.kv_mgr.follow(self.bootstrap_room, ranks)
 
@@ -781,17 +820,33 @@ class TpuSyncKVReceiver(CommonKVReceiver):  # type: ignore[misc]
         if info is None:
             return None
         try:
-            ipaddress.ip_address(str(info["rank_ip"]).strip("[]"))
-            if not 1 <= int(info["rank_port"]) <= 65535:
-                raise ValueError(f"port {info['rank_port']}")
-        except (KeyError, TypeError, ValueError) as error:
+            where = _address_in(info)
+        except ValueError as error:
             self.kv_mgr._notice(f"bootstrap server {self.bootstrap_addr} names no address of a prefill rank: {error}")
             return None
-        return {**info, "rank_ip": str(info["rank_ip"]), "rank_port": int(info["rank_port"])}
+        return {**info, "rank_ip": where.host, "rank_port": where.port}
 
 
 class TpuSyncKVBootstrapServer(CommonKVBootstrapServer):  # type: ignore[misc]
     """SGLang's registry of prefill ranks. Its answers are addresses, which prove themselves by the secret."""
+
+
+def _remember(rooms: OrderedDict[int, Any], room: int, what: Any) -> None:
+    rooms[room] = what
+    while len(rooms) > _ROOMS_MAX:
+        rooms.popitem(last=False)
+
+
+def _address_in(info: dict[str, Any]) -> NetworkAddress:
+    """The control address in the answer of a bootstrap server. Raises ValueError."""
+    try:
+        host, port = str(info["rank_ip"]).strip("[]"), int(info["rank_port"])
+        ipaddress.ip_address(host)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    if not 1 <= port <= 65535:
+        raise ValueError(f"port {port}")
+    return NetworkAddress(host, port)
 
 
 def _decode_frames(frames: Sequence[bytes]) -> Any:

@@ -220,6 +220,9 @@ def _generation(events: Iterator[tuple[float, dict[str, Any]]]) -> Generation:
     if event is None:
         raise ServerError("the server closed the stream without an answer")
     meta = event["meta_info"]
+    end = meta.get("finish_reason") or {}
+    if end.get("type") == "abort":
+        raise ServerError(f"the server gave the request up: {end.get('message')}")
     return Generation(
         output_ids=tuple(event["output_ids"]),
         logprobs=tuple(float(logprob) for logprob, *_ in meta["output_token_logprobs"]),
