@@ -20,6 +20,7 @@ from sglang_tpusync.cli.main import app
 from sglang_tpusync.testing.disagg import Disaggregated
 from sglang_tpusync.testing.models import build_model
 from sglang_tpusync.testing.server import Generation, Server, ServerError
+from sglang_tpusync.testing.tamper import flip_payload_byte, page_keys
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(1500)]
 
@@ -144,12 +145,12 @@ def test_a_request_that_is_given_up_leaves_nothing_behind(model: Path, tmp_path:
         assert alike(ask_until_served(servers.router, prompt(20, 2048)), cold)
 
 
-def ask_until_served(server: Server, tokens: Sequence[int]) -> Generation:
+def ask_until_served(server: Server, tokens: Sequence[int], num_new: int = 6) -> Generation:
     """A peer that was away is found again within two heartbeats of SGLang's, 5 s each."""
     deadline = time.monotonic() + 20
     while True:
         try:
-            return ask(server, tokens, timeout_s=30)
+            return ask(server, tokens, num_new, timeout_s=30)
         except (ServerError, OSError):
             if time.monotonic() > deadline:
                 raise
@@ -222,6 +223,28 @@ def test_what_does_not_fit_is_refused_by_request(model: Path, expected: dict[int
         assert healthy(servers.decode)
         assert servers.decode.log().count("a control connection was refused") == 1
         assert (tmp_path / "other").read_text() not in servers.decode.log()
+
+
+def test_decode_has_prefixes_in_a_store_of_its_own(model: Path, tmp_path: Path) -> None:
+    """Decode's radix cache on this store: hits after a restart, and a byte that the disk changed is computed again."""
+    store = tmp_path / "store"
+    options = json.dumps({"path": str(store), "capacity": "1GB", "floor": 0})
+    cache = ["--disaggregation-decode-enable-radix-cache", "--hicache-storage-prefetch-policy", "wait_complete"]
+    cache += ["--hicache-storage-backend", "tpusync", "--hicache-storage-backend-extra-config", options]
+    tokens = prompt(60, 2048)
+    with Disaggregated(model, args=POOL, decode_args=cache, directory=tmp_path) as servers:
+        cold = ask(servers.router, tokens, 70)
+        time.sleep(2)  # backups run behind the answers
+        servers.decode.stop()
+        first, *_, damaged, last = page_keys(tokens, PAGE)
+        assert first != last
+        flip_payload_byte(store, damaged, 1000)
+        servers.replace("decode")
+        assert alike(ask_until_served(servers.router, tokens, 70), cold)
+        servers.decode.stop()
+        (summary,) = (line for line in servers.decode.log().splitlines() if "store of KV pages at close" in line)
+        assert "read 30 pages" in summary, summary
+        assert "faults 0" not in summary or "missed 0" not in summary, summary
 
 
 def test_beyond_loopback_a_secret_is_needed(model: Path, tmp_path: Path) -> None:
