@@ -472,6 +472,20 @@ def test_only_who_knows_the_secret_is_heard(context: zmq.Context[Any], tmp_path:
         one.close(0)
 
 
+def test_a_socket_that_is_closed_is_watched_no_longer(context: zmq.Context[Any]) -> None:
+    refusals = control.Refusals(context, lambda name: None)
+    for number in range(20):
+        socket = context.socket(zmq.PUSH)
+        refusals.watch(f"number {number}", socket)
+        time.sleep(0.02)
+        socket.close(0)
+    until = time.monotonic() + 10
+    while refusals.num_watched:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    refusals.close()
+
+
 def test_a_secret_is_needed_where_others_can_reach_it(tmp_path: Path) -> None:
     for host in ("127.0.0.1", "::1", "[::1]", "localhost"):
         assert control.derive_keys(None, host=host, allow_unauthenticated=False) is None

@@ -399,6 +399,9 @@ class TpuSyncKVManager(CommonKVManager):  # type: ignore[misc]
         self._forget_links_at((message.host, message.port))
         self._links[message.endpoint] = link
         self._link_at[(message.host, message.port)] = link
+        while len(self._links) > _RANKS_MAX:  # of decode servers that came and went
+            oldest = next(iter(self._links.values())).registration
+            self._forget_links_at((oldest.host, oldest.port))
         self.courier.connect(link)
 
     def _forget_links_at(self, where: Rank) -> None:
@@ -675,7 +678,7 @@ class TpuSyncKVManager(CommonKVManager):  # type: ignore[misc]
             for key, infos in list(self.connection_pool.items()):
                 if any((info.get("rank_ip"), int(info.get("rank_port") or 0)) == rank for info in infos):
                     del self.connection_pool[key]
-        TpuSyncKVReceiver.disconnect_endpoint(NetworkAddress(*rank).to_tcp())
+        self.disconnect(NetworkAddress(*rank).to_tcp())
 
     def _handle_node_failure(self, failed_bootstrap_addr: str) -> None:
         with self.connection_lock:
@@ -812,7 +815,7 @@ class TpuSyncKVReceiver(CommonKVReceiver):  # type: ignore[misc]
     def _connect_to_bootstrap_server(self, bootstrap_info: dict[str, Any]) -> tuple[zmq.Socket[bytes], threading.Lock]:
         where = NetworkAddress(bootstrap_info["rank_ip"], bootstrap_info["rank_port"])
         socket = self.kv_mgr._connect(where.to_tcp(), where.is_ipv6)
-        return socket, self.kv_mgr._socket_send_locks[where.to_tcp()]
+        return socket, self.kv_mgr._socket_send_locks.setdefault(where.to_tcp(), threading.Lock())
 
     def _get_bootstrap_info_from_server(self, *ranks: int) -> dict[str, Any] | None:
         """What a bootstrap server answers is an address that is to be tried, not to be believed."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import itertools
 import logging
 import threading
 from collections.abc import Callable
@@ -32,6 +33,7 @@ _MESSAGE_BYTES_MAX = 64 << 20
 _HANDSHAKE_MS = 5000
 _REFUSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _HOSTS_NAMED_MAX = 1024
+_monitors = itertools.count()
 
 
 class Keys(NamedTuple):
@@ -105,6 +107,7 @@ class Refusals:
         self._on_refused = on_refused
         self._lock = threading.Lock()
         self._new: list[tuple[str, zmq.Socket[bytes]]] = []
+        self.num_watched = 0
         self._named: set[str] = set()
         self._closed = threading.Event()
         self.count = 0
@@ -112,9 +115,11 @@ class Refusals:
         self._thread.start()
 
     def watch(self, name: str, socket: zmq.Socket[bytes]) -> None:
-        monitor = socket.get_monitor_socket(_REFUSED)
+        where = f"inproc://tpusync-refusals-{next(_monitors)}"  # the default is of a descriptor, and these come again
+        monitor = socket.get_monitor_socket(_REFUSED | zmq.EVENT_MONITOR_STOPPED, where)
         with self._lock:
             self._new.append((name, monitor))
+            self.num_watched += 1
 
     def close(self) -> None:
         self._closed.set()
@@ -138,6 +143,8 @@ class Refusals:
                     poller.unregister(monitor)
                     monitor.close(0)
                     del names[monitor]
+                    with self._lock:
+                        self.num_watched -= 1
                 elif event["event"] & _REFUSED:
                     self._refused(names[monitor])
         for monitor in names:

@@ -77,7 +77,7 @@ class SidePool:
             store.close()
 
     def clear(self) -> int:
-        """Drops all pages; answers how many there were. None while the store is opened anew for other weights."""
+        """Drops all pages; answers how many there were: 0 while the store is opened anew for other weights."""
         store = self.store
         return int(store.clear()) if store is not None else 0
 
