@@ -27,7 +27,8 @@ def run_smoke(name: str, runs: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "runs"), [("crash_store", 4), ("corrupt_store", 20), ("soak_store", 3), ("model_node", 12)]
+    ("name", "runs"),
+    [("crash_store", 4), ("corrupt_store", 20), ("soak_store", 3), ("model_node", 12), ("abort_transfer", 500)],
 )
 def test_smoke(name: str, runs: int, tmp_path: Path) -> None:
     run_smoke(name, runs, tmp_path)
