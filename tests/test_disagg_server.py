@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.server, pytest.mark.timeout(1500)]
 PAGE = 64
 POOL = ["--max-total-tokens", "20000"]
 START_TIMEOUT_S = 900.0
-TOLERANCE = 0.05  # of logprobs of ranks of another width: sums in another order, bf16
+TOLERANCE = 0.15  # of logprobs of ranks of another width: sums in another order, bf16
 
 
 @pytest.fixture(scope="module")
