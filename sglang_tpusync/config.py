@@ -330,6 +330,12 @@ def _allowed(key: str) -> str:
     return f"{kind} from {_RANGES[key][0]} to {_RANGES[key][1]}" if key in _RANGES else kind
 
 
+def _rate(key: str, value: Size | None) -> None:
+    """A rate is no part of anything, and one of nothing would never end."""
+    if value is not None and ("%" in str(value) or not size_in_bytes(key, value, file_system_bytes=1)):
+        raise ConfigError(f"option {key!r} = {value!r}: allowed are at least 1 byte a second, or text such as '2GB'")
+
+
 def _check(options: Options) -> None:
     for key, (low, high) in _RANGES.items():
         value = getattr(options, key)
@@ -337,6 +343,7 @@ def _check(options: Options) -> None:
             raise ConfigError(f"option {key!r} = {value!r}: allowed is {low} to {high}")
     for key in _SIZES:
         size_in_bytes(key, getattr(options, key), file_system_bytes=1)
+    _rate("transfer_rate_per_s", options.transfer_rate_per_s)
     seconds("ttl", options.ttl)
     for key in ("path", "host_pool_path", "status_path", "fingerprint", "transfer_secret_file"):
         if getattr(options, key) == "":

@@ -71,11 +71,11 @@ def alike(left: Generation, right: Generation) -> bool:
 def test_answers_are_those_of_one_server_across_a_crash_of_prefill(
     model: Path, expected: dict[int, Generation], tmp_path: Path
 ) -> None:
-    """With HiCache on this store at the prefill side, and a shared secret."""
+    """With HiCache on this store at the prefill side, and a shared secret, over TCP."""
     secret = tmp_path / "secret"
     secret.write_text("0123456789abcdef0123456789abcdef")
     config = tmp_path / "config.json"
-    config.write_text(json.dumps({"transfer_secret_file": str(secret)}))
+    config.write_text(json.dumps({"transfer_secret_file": str(secret), "transfer_same_host": False}))
     store = json.dumps({"path": str(tmp_path / "store"), "capacity": "1GB", "floor": 0})
     cache = ["--hicache-storage-backend", "tpusync", "--hicache-storage-backend-extra-config", store]
     cache += ["--hicache-storage-prefetch-policy", "wait_complete"]
@@ -94,7 +94,7 @@ def test_answers_are_those_of_one_server_across_a_crash_of_prefill(
         text = servers.prefill.log() + servers.decode.log()
         assert "with a shared secret" in text
         assert secret.read_text() not in text
-        time.sleep(2)  # backups run behind the answers
+        servers.prefill.flush_cache()  # waits for the backups
         servers.prefill.kill()
         begin = time.monotonic()
         with pytest.raises((ServerError, OSError)):
@@ -234,7 +234,7 @@ def test_decode_has_prefixes_in_a_store_of_its_own(model: Path, tmp_path: Path) 
     tokens = prompt(60, 2048)
     with Disaggregated(model, args=POOL, decode_args=cache, directory=tmp_path) as servers:
         cold = ask(servers.router, tokens, 70)
-        time.sleep(2)  # backups run behind the answers
+        servers.decode.flush_cache()  # waits for the backups
         servers.decode.stop()
         first, *_, damaged, last = page_keys(tokens, PAGE)
         assert first != last

@@ -77,7 +77,7 @@ def test_a_killed_server_is_gone(tmp_path: Path) -> None:
         answer = server.generate("The capital of France is", max_new_tokens=12)
         assert answer.text == " Paris.\n\nThe answer is: 201"
         assert 0 < answer.ttft_s < answer.e2e_s
-        question = {"role": "user", "content": "What is the capital of France?"}
+        question = {"role": "user", "content": "Name the capital of France."}  # answered without a near tie
         assert server.chat([question]) == "The capital of France is Paris."
         assert len(server.pids()) >= 3
         server.kill()

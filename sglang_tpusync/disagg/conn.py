@@ -52,7 +52,7 @@ logger = logging.getLogger("sglang_tpusync")
 
 _TAG = b"TPUSYNC"
 _SEND_TIMEOUT_MS = 2000
-_LOOKUP_WAIT_S = 0.2  # of the scheduler, once per prefill server
+_LOOKUP_WAIT_S = 0.2  # of the scheduler, once per look-up
 _REFUSAL_S = 5.0  # for which a prefill server that does not fit is not asked again
 _GIVEN_UP_S = 60.0  # for which a room that is not known yet is remembered as given up
 _ROOMS_MAX = 65536
@@ -371,9 +371,7 @@ class TpuSyncKVManager(CommonKVManager):  # type: ignore[misc]
 
     def _on_prefill_message(self, frames: list[bytes]) -> None:
         if frames and frames[0] == ABORT_TAG:
-            notification = AbortNotification.from_zmq(frames)
-            if notification is not None:
-                self._on_abort(notification.room)
+            self._on_abort(_room_in(frames))
             return
         message = _decode_frames(frames)
         if isinstance(message, Registration):
@@ -411,9 +409,7 @@ class TpuSyncKVManager(CommonKVManager):  # type: ignore[misc]
             self._links.pop(old.registration.endpoint, None)
 
     def _on_request(self, message: Request) -> None:
-        reason = self._misfits.get(message.endpoint)
-        if reason is None and message.endpoint not in self._links:
-            reason = "this prefill server does not know the decode server (was it restarted?)"
+        reason = self._misfits.get(message.endpoint) or self._wrong_with(message)
         with self._room_lock:
             current = self.request_status.get(message.room)
             if current not in (None, KVPoll.Bootstrapping):
@@ -440,6 +436,16 @@ class TpuSyncKVManager(CommonKVManager):  # type: ignore[misc]
             self.conclude_failure(
                 bootstrap_room=message.room, failure_reason=reason, targets=[(message.host, message.port)]
             )
+
+    def _wrong_with(self, message: Request) -> str | None:
+        """What a request says that its rank's registration does not."""
+        link = self._links.get(message.endpoint)
+        if link is None:
+            return "this prefill server does not know the decode server (was it restarted?)"
+        wanted = max(1, link.registration.tp_size // self.attn_tp_size)
+        if message.num_targets != wanted:
+            return f"{message.num_targets} decode ranks are said to share a room, the TP widths make it {wanted}"
+        return None
 
     def _remember_unclaimed(self, room: int) -> None:
         """Rooms that no request of this server ever claims are forgotten after a time, or when there are too many."""
@@ -487,12 +493,12 @@ class TpuSyncKVManager(CommonKVManager):  # type: ignore[misc]
             return True
         if self._refuse_misfit(bootstrap_addr):
             return False
-        lookup = self._lookups.get(bootstrap_addr)
+        lookup, wait_s = self._lookups.get(bootstrap_addr), 0.0
         if lookup is None:
-            lookup = self._executor.submit(self._look_up, bootstrap_addr)
+            lookup, wait_s = self._executor.submit(self._look_up, bootstrap_addr), _LOOKUP_WAIT_S
             self._lookups[bootstrap_addr] = lookup
         try:
-            found = lookup.result(timeout=_LOOKUP_WAIT_S)
+            found = lookup.result(timeout=wait_s)
         except concurrent.futures.TimeoutError:
             return False
         del self._lookups[bootstrap_addr]
@@ -850,6 +856,14 @@ def _address_in(info: dict[str, Any]) -> NetworkAddress:
     if not 1 <= port <= 65535:
         raise ValueError(f"port {port}")
     return NetworkAddress(host, port)
+
+
+def _room_in(frames: Sequence[bytes]) -> int:
+    """The room of SGLang's ABORT. Raises MessageError, where SGLang's own parser logs each."""
+    try:
+        return int(frames[1].decode("ascii"))
+    except (IndexError, ValueError) as error:
+        raise MessageError("an ABORT that names no room") from error
 
 
 def _decode_frames(frames: Sequence[bytes]) -> Any:

@@ -204,7 +204,12 @@ class Courier:
             if found != link.registration.endpoint:
                 self._endpoint.disconnect(peer)
                 raise TransferError("another process answers there")
-            self._endpoint.submit_message(peer, self._hello)
+            hello = self._endpoint.submit_message(peer, self._hello)
+            if (
+                not hello.wait(_CONNECT_TIMEOUT_S) or hello.error() is not None
+            ):  # what follows may come by other streams
+                self._endpoint.disconnect(peer)
+                raise TransferError(f"it does not hear who calls: {hello.error() or 'no answer'}")
         except Exception as error:
             reason = f"{', '.join(link.registration.addresses)} cannot be reached: {error}"
             self._events.put(lambda: self._unreachable(link, reason))

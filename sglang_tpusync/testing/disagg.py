@@ -7,15 +7,13 @@ __all__ = ["Disaggregated", "Router"]
 import contextlib
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, Self
 
 from sglang_tpusync.testing import cpu_engine
-from sglang_tpusync.testing.processes import MarkedProcess, free_port
+from sglang_tpusync.testing.processes import free_port
 from sglang_tpusync.testing.server import Server
 
 _HOST = "127.0.0.1"
@@ -31,14 +29,7 @@ class Router(Server):
         command = [sys.executable, "-m", "sglang_router.launch_router", "--pd-disaggregation", "--mini-lb"]
         command += ["--prefill", prefill_url, str(bootstrap_port), "--decode", decode_url]
         command += ["--host", _HOST, "--port", str(self.port)]
-        begin = time.monotonic()
-        self._process = MarkedProcess(command, env=cpu_engine.environment(omp_threads=1), log_path=log_path)
-        try:
-            self._wait_ready(begin + 300, 300)
-        except BaseException:
-            self._process.kill()
-            raise
-        self.startup_s = time.monotonic() - begin
+        self._start(command, cpu_engine.environment(omp_threads=1), 300)
 
 
 class Disaggregated:
@@ -104,7 +95,5 @@ class Disaggregated:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()

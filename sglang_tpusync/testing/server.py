@@ -70,8 +70,11 @@ class Server:
         tensor_parallel = _last_value(args, ("--tp", "--tp-size", "--tensor-parallel-size"))
         common = cpu_engine.environment(omp_threads=omp_threads, tensor_parallel=tensor_parallel)
         command = [*cpu_engine.launch_arguments(model_path, host=_HOST, port=self.port), *args]
+        self._start(command, {**common, **(env or {})}, timeout_s)
+
+    def _start(self, command: Sequence[str], env: Mapping[str, str], timeout_s: float) -> None:
         begin = time.monotonic()
-        self._process = MarkedProcess(command, env={**common, **(env or {})}, log_path=self.log_path)
+        self._process = MarkedProcess(command, env=env, log_path=self.log_path)
         try:
             self._wait_ready(begin + timeout_s, timeout_s)
         except BaseException:
