@@ -6,6 +6,7 @@ import json
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -19,7 +20,7 @@ import torch
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
 from sglang_tpusync.testing import attention, cpu_engine, long_llama, models
-from sglang_tpusync.testing.processes import MarkedProcess, marked_pids
+from sglang_tpusync.testing.processes import MarkedProcess, free_port, marked_pids
 
 
 def run_python(code: str, *, path: Path | None = None, **variables: str) -> str:
@@ -385,6 +386,17 @@ subprocess.Popen(sleep, env={})
 os.write(1, b"up\n")
 signal.pause()
 """
+
+
+def test_a_free_port_is_none_that_the_kernel_gives_to_connections() -> None:
+    """Else a connection takes it while the server that it is for still starts."""
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = [free_port() for _ in range(20)]
+    assert len(set(ports)) > 10
+    if lowest > 20100:
+        assert all(20000 <= port < lowest for port in ports)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", ports[0]))
 
 
 def started_family(log: Path) -> MarkedProcess:

@@ -10,6 +10,7 @@ __all__ = ["MarkedProcess", "free_port", "marked_pids"]
 
 import contextlib
 import os
+import random
 import select
 import signal
 import socket
@@ -22,13 +23,24 @@ from pathlib import Path
 
 _MARK = "TPUSYNC_PROCESS_MARK"
 _KILL_TIMEOUT_S = 30.0
+_PORT_MIN = 20000
+_PORT_TRIES = 64
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that nobody listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    """A TCP port that nobody listened on a moment ago, and that no connection will be given before it is used.
+
+    A server takes half a minute until it binds its port. Below the range of ports that the kernel hands out by itself
+    nobody comes by chance meanwhile; where there is no room below it, any free one has to do.
+    """
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    below = range(_PORT_MIN, lowest)
+    tries = random.SystemRandom().sample(below, min(_PORT_TRIES, len(below))) if len(below) >= _PORT_TRIES else []
+    for port in (*tries, 0):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((host, port))
+            return int(probe.getsockname()[1])
+    raise OSError(f"no port of {host} is free")
 
 
 def marked_pids(mark: str, session: int | None = None) -> list[int]:
