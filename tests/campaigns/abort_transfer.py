@@ -68,11 +68,10 @@ def run(seed: int, runs: int) -> list[Row]:
     try:
         slots = [Slot(node, number) for number in range(WIDTH)]
         _rooms(node, slots, range(20), generator, Counter())  # pools of threads grow to their size
+        _settle(node, slots[0], -1000)
         before = _resources()
         _rooms(node, slots, range(20, 20 + runs), generator, tally)
-        until = time.monotonic() + TIMEOUT_S
-        while node.couriers[0].num_active and time.monotonic() < until:
-            time.sleep(0.01)
+        _settle(node, slots[0], -2000)
         left = {"rooms": node.couriers[0].num_active, "grants": len(node.grants[0])}
         after = _resources()
     finally:
@@ -119,6 +118,25 @@ def _end(
         if how in ("dropped", "both"):
             node.couriers[0].drop(sending)
     slot.end(room, int(generator.integers(0, 256)))
+
+
+def _settle(node: Node, slot: Slot, room: int) -> None:
+    """One connection, and no other on its way or on its way out: as before, as after."""
+    until = time.monotonic() + TIMEOUT_S
+    while True:  # what was lost a moment ago may still fail a room
+        room -= 1
+        slot.begin(room, list(range(PAGES)))
+        well = node.wait(room) == [None]
+        slot.end(room, 0)
+        if well:
+            break
+    files: list[int] = []  # until twenty looks in a row see the same number, and no look sees another connection
+    while files[-20:].count(files[-1] if files else -1) < 20 or node.couriers[0].num_active:
+        if time.monotonic() > until:
+            return
+        time.sleep(0.02)
+        one = all(len(end.peers()) == 1 for end in (node.writers[0], node.readers[0]))
+        files.append(_resources()[1] if one else -len(files))
 
 
 def _resources() -> tuple[int, int]:
